@@ -1,0 +1,1 @@
+"""What everything else stands on: configs, contexts, reports, errors, seeds, progress."""
