@@ -1,0 +1,40 @@
+"""Orchard: an open foundation-model stack. `orchard.load("smollm2").generate("Hello")` is the first line to try.
+
+Nothing heavy is imported here: each name below brings its module in when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "orchard.session.model",
+    "Model": "orchard.session.model",
+    "study": "orchard.studies",
+    "Report": "orchard.core.report",
+    "Config": "orchard.core.config",
+    "OrchardError": "orchard.core.errors",
+}
+__all__ = ["Config", "Model", "OrchardError", "Report", "__version__", "load", "study"]
+
+if TYPE_CHECKING:
+    from orchard.core.config import Config
+    from orchard.core.errors import OrchardError
+    from orchard.core.report import Report
+    from orchard.session.model import Model, load
+    from orchard.studies import study
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'orchard' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

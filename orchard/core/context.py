@@ -1,0 +1,104 @@
+"""What travels with a forward pass, passed explicitly: never a module global.
+
+Shapes: B sequences, T new tokens, S slots seen, H key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Rotate = Callable[[Tensor, Tensor], Tensor]
+"""`(keys [B, H, S, D], positions [B, 1|H, S]) → keys`: turns unrotated keys into rotated ones."""
+
+
+@dataclass(frozen=True)
+class KVView:
+    """The keys and values a layer may look at in this step, whoever stores them and however.
+
+    `positions` and `valid` are [B, 1, S], or [B, H, S] where heads keep different slots. Slots that are not valid hold
+    anything finite. `window` and `sinks` are what the policy promises to keep: a query at p sees only keys at positions
+    above p - window, or below sinks, so that the answer does not depend on how the input was cut into chunks.
+    """
+
+    k: Tensor  # [B, H, S, D]
+    v: Tensor  # [B, H, S, D]
+    positions: Tensor
+    valid: Tensor
+    window: int | None = None
+    sinks: int = 0
+    key: object = None
+    """Views with the same key (not None) share positions and valid, so that a mask is made once for many layers."""
+
+
+class KVCache(Protocol):
+    """All stores of one model for a batch of sequences; `orchard.cache.store.Cache` is the real one."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView: ...
+
+
+@dataclass
+class Context:
+    """One step's state: where the new tokens stand, the stores, and what layers leave for each other.
+
+    `positions` [B, T] are the tokens' places in their sequences; -1 marks padding, which nothing attends to and nothing
+    stores. `upto` is a number the caller knows: no sequence is longer than this after the step, so stores show only so
+    many slots (None: all of them).
+    """
+
+    positions: Tensor
+    cache: KVCache | None = None
+    upto: int | None = None
+    views: dict[int, KVView] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
+    collected: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, ids: Tensor, valid: Tensor | None = None) -> Context:
+        """A context for whole sequences [B, T] that start at 0, without stores; `valid` [B, T] marks padding False."""
+        if valid is None:
+            return cls(positions=torch.arange(ids.shape[1], device=ids.device).expand(ids.shape))
+        positions = valid.long().cumsum(-1) - 1
+        return cls(positions=torch.where(valid, positions, -1))
+
+    def append(self, layer: int, k: Tensor, v: Tensor, rotate: Rotate | None = None) -> KVView:
+        """Hand a layer's new keys (not yet rotated) and values over; get back all it may look at. k, v: [B, H, T, D]."""
+        if self.cache is not None:
+            view = self.cache.append(layer, k, v, self, rotate)
+        else:
+            positions = self.positions[:, None, :]
+            k = rotate(k, positions) if rotate is not None else k
+            view = KVView(k=k, v=v, positions=positions, valid=positions >= 0, key="new")
+        self.views[layer] = view
+        return view
+
+    def collect(self, name: str, value: Tensor) -> None:
+        """Leave a side result (a balance loss, a routing count) for whoever runs the model."""
+        self.collected.setdefault(name, []).append(value)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value that several layers need in one step, made by the first that asks."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Typed training input: `ids` [B, T], `targets` [B, T] (-100 is not scored), `positions` [B, T] (-1 is padding)."""
+
+    ids: Tensor
+    targets: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What an objective returns: the number to minimise and the parts it is made of."""
+
+    value: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
