@@ -55,6 +55,9 @@ REQUIRED: Any = _Required()
 @dataclass_transform(kw_only_default=True)
 def config(cls: T) -> T:
     """The one decorator for configs: a keyword-only, slotted dataclass. A mistyped field raises at once."""
+    taken = cls.__dict__.get("__annotations__", {}).keys() & vars(Config).keys()
+    if taken:
+        raise TypeError(f"{cls.__qualname__}: fields may not be called {sorted(taken)}")
     return cast(T, dataclasses.dataclass(kw_only=True, slots=True, repr=False)(cls))
 
 
@@ -65,8 +68,8 @@ class Configurable:
         super().__init_subclass__(**kwargs)
         nested = cls.__dict__.get("Config")
         if nested is not None:
-            nested.owner = cls
-        elif getattr(getattr(cls, "Config", None), "owner", None) is not None:
+            nested.builds = cls
+        elif getattr(getattr(cls, "Config", None), "builds", None) is not None:
             raise TypeError(
                 f"{cls.__qualname__} needs a Config of its own: an inherited one would build its base class"
             )
@@ -76,7 +79,7 @@ class Config:
     """Base of all configs."""
 
     __slots__ = ()
-    owner: ClassVar[Any] = None
+    builds: ClassVar[Any] = None
 
     # Building -----------------------------------------------------------------------------------------------------
 
@@ -95,12 +98,12 @@ class Config:
 
     def build(self, **runtime: Any) -> Any:
         """Complete a copy of this tree and build the object it describes. `runtime` goes to the constructor."""
-        if self.owner is None:
+        if self.builds is None:
             raise ConfigError(f"{type(self).__qualname__} belongs to no class", hint="nest it in the class it builds")
         clash = {field.name for field in dataclasses.fields(self)} & runtime.keys()  # type: ignore[arg-type]
         if clash:
             raise ConfigError(f"{_name(self)}.build: {sorted(clash)} are config fields", hint="set them on the config")
-        return self.owner(self.complete(), **runtime)
+        return self.builds(self.complete(), **runtime)
 
     # Copying ------------------------------------------------------------------------------------------------------
 
@@ -203,12 +206,12 @@ BaseConfig = Config
 
 
 def _name(cfg: Config) -> str:
-    return cfg.owner.__name__ if cfg.owner is not None else type(cfg).__name__
+    return cfg.builds.__name__ if cfg.builds is not None else type(cfg).__name__
 
 
 def _kind_name(kind: type) -> str:
     target = _target(kind)
-    return target.owner.__name__ if target.owner is not None else target.__name__
+    return target.builds.__name__ if target.builds is not None else target.__name__
 
 
 def _target(kind: type) -> Any:
@@ -281,8 +284,8 @@ def _check_names(kind: type, changes: Mapping[str, Any], prefix: str = "") -> No
     for name in changes:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3) or known
-            owner = getattr(kind, "owner", None)
-            label = owner.__name__ if owner is not None else kind.__name__
+            builds = getattr(kind, "builds", None)
+            label = builds.__name__ if builds is not None else kind.__name__
             raise ConfigError(f"{label} has no field {_join(prefix, name)!r}", hint="did you mean " + " or ".join(near))
 
 

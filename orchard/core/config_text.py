@@ -19,7 +19,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """Plain data that JSON can hold; the kind of each node is written as `module:Class`."""
-    result: dict[str, Any] = {KIND: f"{cfg.owner.__module__}:{cfg.owner.__qualname__}"}
+    result: dict[str, Any] = {KIND: f"{cfg.builds.__module__}:{cfg.builds.__qualname__}"}
     for field in dataclasses.fields(cfg):  # type: ignore[arg-type]
         result[field.name] = _encode(getattr(cfg, field.name), field.name)
     return result
@@ -62,7 +62,7 @@ def diff(base: Config, other: Config) -> list[Change]:
 
 
 def _label(cfg: Config) -> str:
-    return str(cfg.owner.__name__) if cfg.owner is not None else type(cfg).__name__
+    return str(cfg.builds.__name__) if cfg.builds is not None else type(cfg).__name__
 
 
 def _encode(value: Any, path: str) -> Any:
@@ -109,7 +109,7 @@ def _lookup(name: str) -> type:
     for part in qualname.split("."):
         found = getattr(found, part, None)
     kind = getattr(found, "Config", None)
-    if not (isinstance(kind, type) and issubclass(kind, Config) and kind.owner is found):
+    if not (isinstance(kind, type) and issubclass(kind, Config) and kind.builds is found):
         raise ConfigError(f"no part called {name}", hint="import the module that defines it first")
     return kind
 

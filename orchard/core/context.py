@@ -70,11 +70,17 @@ class Context:
         if self.cache is not None:
             view = self.cache.append(layer, k, v, self, rotate)
         else:
-            positions = self.positions[:, None, :]
+            positions = self.places
             k = rotate(k, positions) if rotate is not None else k
             view = KVView(k=k, v=v, positions=positions, valid=positions >= 0, key="new")
         self.views[layer] = view
         return view
+
+    @property
+    def places(self) -> Tensor:
+        """`positions` as [B, 1, T]: the same tensor object through the whole step, so tables made from it are shared."""
+        places: Tensor = self.once("places", lambda: self.positions[:, None, :])
+        return places
 
     def collect(self, name: str, value: Tensor) -> None:
         """Leave a side result (a balance loss, a routing count) for whoever runs the model."""

@@ -1,0 +1,1 @@
+"""Keys and values (and later experts) that live outside the modules that use them."""

@@ -1,0 +1,38 @@
+"""The codec contract. A codec holds no state: the store keeps the tensors, the codec says how to read and write them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, Tensor]
+"""What one encoded tensor consists of: each part is [B, H, T, …]."""
+
+Role = Literal["k", "v"]
+
+
+class Codec(ABC):
+    """`decode(encode(x))` is what attention sees, also for the tokens of the current step."""
+
+    before_rotation: ClassVar[bool] = False
+    """Whether keys are encoded unrotated, and rotated each time they are read."""
+
+    @abstractmethod
+    def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Each part's shape per slot and head, and its dtype."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, role: Role) -> Parts:
+        """Encode x [B, H, T, D]."""
+
+    @abstractmethod
+    def decode(self, parts: Parts, role: Role, dtype: torch.dtype) -> Tensor:
+        """The tensor [B, H, S, D] that attention reads."""
+
+    def bytes_per_slot(self, heads: int, dim: int, dtype: torch.dtype) -> int:
+        """Bytes for one position's keys and values."""
+        sizes = (torch.Size(shape).numel() * kind.itemsize for shape, kind in self.layout(dim, dtype).values())
+        return 2 * heads * sum(sizes)

@@ -1,0 +1,70 @@
+"""The policy contract: a policy makes slots for a batch and says, step by step, where each new token goes.
+
+Slots are fixed in number, so shapes never change and a step compiles. One slot past the end is a bin: padding and tokens
+that are already gone are written there, and nobody reads it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orchard.core.errors import UnsupportedPair
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one step's tokens go and what is seen after them.
+
+    `index` [B, T] is the slot each new token is written to. When `with_new` is set, what is seen are the slots as they
+    were before the step followed by all new tokens (some of which may already fall out again); otherwise the slots after
+    writing. `positions` and `valid` [B, 1, S] describe what is seen, in that order.
+    """
+
+    index: Tensor
+    positions: Tensor
+    valid: Tensor
+    upto: int
+    with_new: bool = False
+
+
+class Slots:
+    """The positions held by the slots of a batch: [B, 1, capacity + 1], -1 where a slot is empty."""
+
+    def __init__(self, policy: Policy, batch: int, capacity: int, device: torch.device | None) -> None:
+        self.policy = policy
+        self.capacity = capacity
+        self.positions = torch.full((batch, 1, capacity + 1), -1, dtype=torch.long, device=device)
+
+    def place(self, positions: Tensor, upto: int | None) -> Placement:
+        """Give each new token (positions [B, T], -1 for padding) a slot, and remember it."""
+        return self.policy.place(self, positions, self.capacity if upto is None else min(upto, self.capacity))
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Forget every token at or after `lengths` [B]."""
+        if not self.policy.can_rewind:
+            name = type(self.policy).__name__
+            raise UnsupportedPair(f"a store with policy {name} cannot go back", hint="use the policy KeepAll")
+        self.positions.masked_fill_(self.positions >= lengths[:, None, None], -1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these sequences, in this order."""
+        self.positions = self.positions.index_select(0, rows)
+
+
+class Policy(ABC):
+    """How many slots there are, where tokens go, and what a query may count on seeing."""
+
+    window: int | None = None
+    sinks: int = 0
+    can_rewind: bool = True
+
+    @abstractmethod
+    def capacity(self, length: int) -> int:
+        """Slots needed for sequences of up to `length` tokens."""
+
+    @abstractmethod
+    def place(self, slots: Slots, positions: Tensor, upto: int) -> Placement: ...

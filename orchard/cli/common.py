@@ -1,0 +1,120 @@
+"""What the verbs share: their options, how a prompt is read, how results are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchard.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="A model of the library, a GGUF file or a model folder.")]
+SystemOption = Annotated[str | None, typer.Option("--system", help="Instructions the model gets before the first message.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer, in tokens.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token; higher is more varied.")
+]
+TopKOption = Annotated[int | None, typer.Option("--top-k", min=1, help="Sample among the k likeliest tokens.")]
+TopPOption = Annotated[
+    float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Sample among the likeliest tokens that sum to p.")
+]
+MinPOption = Annotated[
+    float | None, typer.Option("--min-p", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest.")
+]
+RepetitionOption = Annotated[
+    float | None, typer.Option("--repetition-penalty", min=0.01, help="Above 1, tokens already there get less likely.")
+]
+StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", envvar="ORCHARD_OFFLINE", help="Never use the network. Only `pull` would.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def note(line: str = "") -> None:
+    """A line for the person, kept away from the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def console() -> Console:
+    """Where tables go. Off a terminal nothing is cut: a script gets every column whole."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def go_offline(offline: bool) -> None:
+    if offline:  # for the packages underneath; Orchard itself opens no connection outside `pull`
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def human_bytes(amount: float) -> str:
+    """98.4 MB: decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.5 or unit == "TB":
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}" if amount < 99.95 else f"{amount:.0f} {unit}"
+        amount /= 1000
+    raise AssertionError("not reached")
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt given as an argument, or standard input for `-` or when no terminal is behind it."""
+    if argument is not None and argument != "-":
+        prompt = argument
+    elif argument is None and sys.stdin.isatty():
+        raise UsageError("no prompt", hint='write it after the verb, as in: orchard respond "What is a fern?"')
+    else:
+        prompt = decode_input(sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
+    if not prompt.strip():
+        raise UsageError("the prompt is empty", hint="write some text as the argument, or on standard input")
+    return prompt
+
+
+def decode_input(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"standard input is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}",
+            hint="convert it first, for example with `iconv -t UTF-8`",
+        ) from error
+
+
+def sampling(
+    *,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+    stop: list[str] | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """The options of `respond` and `chat` as arguments of `Model.generate`."""
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": tuple(stop or ()),
+        "seed": seed,
+    }
+
+
+def messages_for(prompt: str, system: str | None) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": prompt}]

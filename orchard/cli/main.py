@@ -1,0 +1,107 @@
+"""`orchard`: the verbs, and the one place where errors become exit codes.
+
+0 is success, 1 a failure, 2 wrong usage, 130 an interruption. Results go to stdout, everything else to stderr. An error is
+one line and a hint; `ORCHARD_DEBUG=1` shows the traceback. Verb modules import their work inside their functions, so that
+`orchard --help` needs neither torch nor any other heavy package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from orchard import __version__
+from orchard.cli import chat, doctor, pull, respond, rm, show, study
+from orchard.cli import list as list_verb
+from orchard.cli.common import print_json
+from orchard.core.errors import OrchardError
+
+app = typer.Typer(
+    name="orchard",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command("respond")(respond.respond)
+app.command("chat")(chat.chat)
+app.command("pull")(pull.pull)
+app.command("list")(list_verb.list_models)
+app.command("show")(show.show)
+app.command("rm")(rm.rm)
+app.command("study")(study.study)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Run, inspect and study open models on your own machine."""
+    if version:
+        typer.echo(f"orchard {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; nothing is raised."""
+    as_json = "--json" in arguments[: arguments.index("--")] if "--" in arguments else "--json" in arguments
+    try:
+        code = app(args=list(arguments), prog_name="orchard", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        return _reader_left()
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except OrchardError as error:
+        return _report(error.to_dict(), error.exit_code, as_json)
+    except Exception as error:
+        if callable(getattr(error, "format_message", None)):  # a usage error of typer or click, whichever typer has inside
+            return _usage(error, as_json)
+        message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+        hint = "this is a fault of Orchard; run it again with ORCHARD_DEBUG=1 to see the traceback"
+        return _report({"code": "unexpected", "message": message, "hint": hint, "retryable": False}, 1, as_json)
+
+
+def run() -> None:
+    """The entry point of the `orchard` program."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def _usage(error: Any, as_json: bool) -> int:
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "orchard"
+    facts = {"code": "usage", "message": error.format_message(), "hint": f"see `{path} --help`", "retryable": False}
+    return _report(facts, int(getattr(error, "exit_code", 2)), as_json)
+
+
+def _report(facts: dict[str, Any], code: int, as_json: bool) -> int:
+    if os.environ.get("ORCHARD_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()
+    try:
+        sys.stdout.flush()
+        print(f"error: {facts['message']}", file=sys.stderr)
+        if facts["hint"]:
+            print(f"hint: {facts['hint']}", file=sys.stderr)
+        if as_json:
+            print_json({"error": facts})
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _reader_left()
+    return code
+
+
+def _reader_left() -> int:
+    """Whoever read our output has had enough: leave without a word, also when Python flushes stdout at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

@@ -1,0 +1,6 @@
+"""Mixers: parts that let tokens see each other. `(x, context) → y`."""
+
+from orchard.nn.attention.attention import Attention
+from orchard.nn.attention.rotary import Rotary
+
+__all__ = ["Attention", "Rotary"]

@@ -1,0 +1,111 @@
+"""Softmax attention with every variation the known families need, each a field: grouped heads, window, rotary or no
+positions, normalised queries and keys, bounded scores, and a store that may belong to another layer.
+
+Shapes: B sequences, T tokens, Hq query heads, H key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from orchard.cache.store import Store
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.context import Context, KVView
+from orchard.core.errors import ConfigError
+from orchard.nn.attention.rotary import Rotary
+from orchard.nn.linear import Linear
+from orchard.nn.norm import RMSNorm
+from orchard.ops.attention import attend, visible
+
+
+class Attention(Configurable, nn.Module):
+    """A mixer: reads keys and values only through a `KVView`."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        layer: int = REQUIRED
+        heads: int = REQUIRED
+        kv_heads: int = REQUIRED
+        head_dim: int = REQUIRED
+        q: Linear.Config = field(default_factory=Linear.Config)
+        k: Linear.Config | None = field(default_factory=Linear.Config)
+        v: Linear.Config | None = field(default_factory=Linear.Config)
+        o: Linear.Config = field(default_factory=Linear.Config)
+        q_norm: RMSNorm.Config | None = None
+        k_norm: RMSNorm.Config | None = None
+        norm_over: Literal["head", "all"] = "head"
+        """Whether q_norm and k_norm see one head (Qwen 3, Gemma 3) or all heads as one vector (OLMo 2, OLMoE)."""
+        rotary: Rotary.Config | None = field(default_factory=Rotary.Config)
+        """None: no positions at all (NoPE)."""
+        window: int | None = None
+        """How many tokens back a query sees, itself included; None: all."""
+        scale: float | None = None
+        softcap: float | None = None
+        clip: float | None = None
+        """Bound on the magnitude of projected queries, keys and values (OLMoE)."""
+        store: Store.Config = field(default_factory=Store.Config)
+
+        def wire(self) -> None:
+            if self.kv_heads < 1 or self.heads % self.kv_heads:
+                raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads}", hint="use a divisor")
+            if self.store.owner is not None:
+                self.k = self.v = self.k_norm = None
+            q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
+            self.q.in_dim, self.q.out_dim = self.dim, q_dim
+            self.o.in_dim, self.o.out_dim = q_dim, self.dim
+            for side in (self.k, self.v):
+                if side is not None:
+                    side.in_dim, side.out_dim = self.dim, kv_dim
+            for norm, whole in ((self.q_norm, q_dim), (self.k_norm, kv_dim)):
+                if norm is not None:
+                    norm.dim = self.head_dim if self.norm_over == "head" else whole
+            if self.rotary is not None:
+                self.rotary.dim = self.head_dim
+            self.store.heads, self.store.dim = self.kv_heads, self.head_dim
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.scale = cfg.scale if cfg.scale is not None else cfg.head_dim**-0.5
+        self.q: Linear = cfg.q.build()
+        self.k: Linear | None = cfg.k.build() if cfg.k is not None else None
+        self.v: Linear | None = cfg.v.build() if cfg.v is not None else None
+        self.o: Linear = cfg.o.build()
+        self.q_norm: RMSNorm | None = cfg.q_norm.build() if cfg.q_norm is not None else None
+        self.k_norm: RMSNorm | None = cfg.k_norm.build() if cfg.k_norm is not None else None
+        self.rotary: Rotary | None = cfg.rotary.build() if cfg.rotary is not None else None
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q = self._heads(self.q(x), self.q_norm, self.config.heads)
+        if self.rotary is not None:
+            q = self.rotary(q, context.places, context)
+        view = self._view(x, context)
+        window = self.config.window
+        mask = context.once((view.key, window), lambda: visible(context.positions, view, window))
+        y = attend(q, view.k, view.v, mask, scale=self.scale, softcap=self.config.softcap)
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _view(self, x: Tensor, context: Context) -> KVView:
+        if self.k is None or self.v is None:
+            return context.views[self.config.store.owner]  # type: ignore[index]
+        k = self._heads(self.k(x), self.k_norm, self.config.kv_heads)
+        v = self._heads(self.v(x), None, self.config.kv_heads)
+        rotary = self.rotary
+        rotate = None if rotary is None else lambda keys, positions: rotary(keys, positions, context)
+        return context.append(self.config.layer, k, v, rotate)
+
+    def _heads(self, x: Tensor, norm: RMSNorm | None, heads: int) -> Tensor:
+        """[B, T, heads · D] → [B, heads, T, D], clipped and normalised on the way."""
+        if self.config.norm_over == "all" and norm is not None:
+            x = norm(x)
+        if self.config.clip is not None:
+            x = x.clamp(-self.config.clip, self.config.clip)
+        x = x.unflatten(-1, (heads, self.config.head_dim))
+        if self.config.norm_over == "head" and norm is not None:
+            x = norm(x)
+        return x.transpose(1, 2)

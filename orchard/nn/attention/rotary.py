@@ -1,0 +1,48 @@
+"""Rotary positions as a part of attention: a base, the share of channels turned, and an optional stretch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.context import Context
+from orchard.nn.attention.scaling import Scaling
+from orchard.ops import rope
+
+
+class Rotary(Configurable):
+    """Turns queries and keys by their positions. Layers with equal configs share one step's tables."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        theta: float = 10_000.0
+        fraction: float = 1.0
+        scaling: BaseConfig | None = None
+
+    def __init__(self, cfg: Config) -> None:
+        self.config = cfg
+        self.key = repr(cfg)
+        self.scaling: Scaling | None = cfg.scaling.build() if cfg.scaling is not None else None
+        self._frequencies: dict[torch.device, Tensor] = {}
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """Made on the CPU in float32 once per device: never part of a checkpoint, never cast with the model."""
+        if device not in self._frequencies:
+            with torch.device("cpu"):
+                rotated = int(self.config.dim * self.config.fraction) // 2 * 2
+                plain = rope.frequencies(self.config.theta, rotated)
+                scaled = plain if self.scaling is None else self.scaling.scale(plain, self.config.theta)
+            self._frequencies[device] = scaled.to(device)
+        return self._frequencies[device]
+
+    def __call__(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        """Rotate x [B, H, T, D] at positions [B, 1|H, T]."""
+        gain = 1.0 if self.scaling is None else self.scaling.gain
+        _, cos, sin = context.once(
+            (self.key, id(positions)),
+            # The positions are kept beside their tables: an id is only unique while its object lives.
+            lambda: (positions, *rope.tables(positions, self.frequencies(x.device), gain)),
+        )
+        return rope.rotate(x, cos, sin)

@@ -1,0 +1,32 @@
+"""A weight kept as one dense floating-point tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from orchard.core.config import BaseConfig, Configurable, config
+from orchard.nn.formats.base import Format, Packed, PackedPart
+
+
+class Plain(Configurable, Format):
+    """The format that is trained."""
+
+    @config
+    class Config(BaseConfig):
+        pass
+
+    def __init__(self, cfg: Config) -> None:
+        self.config = cfg
+
+    def layout(self, shape: tuple[int, ...]) -> dict[str, PackedPart]:
+        return {"weight": PackedPart(shape, trained=True)}
+
+    def pack(self, weight: Tensor) -> Packed:
+        return {"weight": weight}
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        return packed["weight"].to(dtype)
+
+    def fake(self, weight: Tensor) -> Tensor:
+        return weight

@@ -1,0 +1,82 @@
+"""The mixture layer: takes the place of an MLP in any block.
+
+Tokens are sorted by expert so that each expert reads one contiguous run; no token is ever dropped.
+Shapes: N tokens, E experts, K chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+import torch
+from torch import Tensor, nn
+
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.context import Context
+from orchard.nn.linear import GroupedLinear
+from orchard.nn.mlp import activation
+from orchard.nn.moe.router import Routing, TopK
+
+
+class MoE(Configurable, nn.Module):
+    """Experts are gated MLPs kept as three grouped weights."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        hidden_dim: int = REQUIRED
+        experts: int = REQUIRED
+        activation: str = "silu"
+        router: TopK.Config = field(default_factory=TopK.Config)
+        gate: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
+        up: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
+        down: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
+
+        def wire(self) -> None:
+            self.router.dim, self.router.experts = self.dim, self.experts
+            for wide in (self.gate, self.up):
+                wide.in_dim, wide.out_dim = self.dim, self.hidden_dim
+            self.down.in_dim, self.down.out_dim = self.hidden_dim, self.dim
+            for part in (self.gate, self.up, self.down):
+                part.count = self.experts
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.act = activation(cfg.activation)
+        self.router: TopK = cfg.router.build()
+        self.gate: GroupedLinear = cfg.gate.build()
+        self.up: GroupedLinear = cfg.up.build()
+        self.down: GroupedLinear = cfg.down.build()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        tokens = x.flatten(0, -2)
+        routing = self.router(tokens)
+        context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
+        k = self.config.router.k
+        flat = routing.experts.flatten()
+        order = flat.argsort(stable=True)
+        source = order // k
+        counts = torch.bincount(flat, minlength=self.config.experts).tolist()
+        results, start = [], 0
+        for expert, count in enumerate(counts):
+            if count:
+                run = tokens[source[start : start + count]]
+                hidden = self.act(self.gate(run, expert)) * self.up(run, expert)
+                results.append(self.down(hidden, expert))
+                start += count
+        weighted = torch.cat(results) * routing.weights.flatten()[order, None]
+        out = torch.zeros_like(tokens).index_add_(0, source, weighted.to(tokens.dtype))
+        return out.view_as(x)
+
+    def _balance(self, routing: Routing, real: Tensor) -> Tensor:
+        """The load-balance loss of Switch Transformers (arXiv 2101.03961): 1 when all experts share equally."""
+        experts, k = self.config.experts, self.config.router.k
+        share = real[:, None].float()
+        total = share.sum().clamp_min(1)
+        chosen = torch.zeros_like(routing.logits, dtype=torch.float32).scatter_add_(
+            1, routing.experts, share.expand(-1, k).contiguous()
+        )
+        load = chosen.sum(0) / (total * k)
+        importance = (routing.logits.float().softmax(-1) * share).sum(0) / total
+        return experts * (load * importance).sum()

@@ -1,0 +1,53 @@
+"""Token-choice routing: each token takes its k best experts.
+
+Shapes: N tokens, E experts, K chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.errors import ConfigError
+from orchard.nn.linear import Linear
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts each token goes to [N, K], with what weights [N, K], and the scores behind it [N, E]."""
+
+    experts: Tensor
+    weights: Tensor
+    logits: Tensor
+
+
+class TopK(Configurable, nn.Module):
+    """Softmax over all experts, then the k largest; `renormalize` makes the chosen weights sum to one."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        experts: int = REQUIRED
+        k: int = 2
+        renormalize: bool = True
+        gate: Linear.Config = field(default_factory=Linear.Config)
+
+        def wire(self) -> None:
+            if not 1 <= self.k <= self.experts:
+                raise ConfigError(f"{self.k} of {self.experts} experts cannot be chosen", hint="use 1 ≤ k ≤ experts")
+            self.gate.in_dim, self.gate.out_dim = self.dim, self.experts
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.gate: Linear = cfg.gate.build()
+
+    def forward(self, x: Tensor) -> Routing:
+        logits = self.gate(x)
+        weights, experts = torch.topk(logits.float().softmax(-1), self.config.k, dim=-1)
+        if self.config.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routing(experts=experts, weights=weights.to(x.dtype), logits=logits)

@@ -1,0 +1,33 @@
+"""Root-mean-square normalisation (arXiv 1910.07467), computed in float32 whatever the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+
+
+class RMSNorm(Configurable, nn.Module):
+    """x / rms(x) · (weight + offset). Gemma stores its weights around zero: offset 1."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        eps: float = 1e-6
+        offset: float = 0.0
+        cast_first: bool = True
+        """Cast back to the input's dtype before scaling (Llama) rather than after (Gemma, OLMo 2); equal in float32."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.weight = nn.Parameter(torch.full((cfg.dim,), 1.0 - cfg.offset))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
+        weight = self.weight.float() + self.config.offset if self.config.offset else self.weight
+        if self.config.cast_first:
+            return weight.to(x.dtype) * wide.to(x.dtype)
+        return (weight.float() * wide).to(x.dtype)

@@ -1,0 +1,99 @@
+"""Blocks and stacks of them: a mixer, an MLP, and norms wherever a family puts them."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from torch import Tensor, nn
+
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.context import Context
+from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.nn.attention.attention import Attention
+from orchard.nn.mlp import GatedMLP
+from orchard.nn.norm import RMSNorm
+
+
+class Block(Configurable, nn.Module):
+    """x + mixer(x), then x + mlp(x). A norm may stand before and after each; None is no norm.
+
+    Llama normalises before, OLMo 2 after, Gemma 2 and 3 both. `mixer` and `mlp` are sockets: any config with `dim`
+    (and `layer` for mixers) whose module is called as `(x, context) → y`.
+    """
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        layer: int = REQUIRED
+        mixer_norm: RMSNorm.Config | None = field(default_factory=RMSNorm.Config)
+        mixer: BaseConfig = field(default_factory=Attention.Config)
+        mixer_out_norm: RMSNorm.Config | None = None
+        mlp_norm: RMSNorm.Config | None = field(default_factory=RMSNorm.Config)
+        mlp: BaseConfig = field(default_factory=GatedMLP.Config)
+        mlp_out_norm: RMSNorm.Config | None = None
+
+        def wire(self) -> None:
+            for norm in (self.mixer_norm, self.mixer_out_norm, self.mlp_norm, self.mlp_out_norm):
+                if norm is not None:
+                    norm.dim = self.dim
+            self.mixer.dim = self.mlp.dim = self.dim  # type: ignore[attr-defined]
+            self.mixer.layer = self.layer  # type: ignore[attr-defined]
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.mixer_norm = _norm(cfg.mixer_norm)
+        self.mixer: nn.Module = cfg.mixer.build()
+        self.mixer_out_norm = _norm(cfg.mixer_out_norm)
+        self.mlp_norm = _norm(cfg.mlp_norm)
+        self.mlp: nn.Module = cfg.mlp.build()
+        self.mlp_out_norm = _norm(cfg.mlp_out_norm)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = x + self.mixer_out_norm(self.mixer(self.mixer_norm(x), context))
+        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x), context))
+
+
+class Stack(Configurable, nn.Module):
+    """Blocks one after another. Each layer is a config of its own, so any of them may differ."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        layers: list[Block.Config] = REQUIRED
+
+        def wire(self) -> None:
+            for layer, block in enumerate(self.layers):
+                block.dim, block.layer = self.dim, layer
+            _check_owners(self.layers)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.layers = nn.ModuleList(block.build() for block in cfg.layers)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, context)
+        return x
+
+
+def _norm(cfg: RMSNorm.Config | None) -> nn.Module:
+    module: nn.Module = nn.Identity() if cfg is None else cfg.build()
+    return module
+
+
+def _check_owners(layers: list[Block.Config]) -> None:
+    """A borrowed store must belong to an earlier layer that has one, with the same heads."""
+    mixers = [block.mixer for block in layers]
+    for layer, mixer in enumerate(mixers):
+        if not isinstance(mixer, Attention.Config) or mixer.store.owner is None:
+            continue
+        owner = mixer.store.owner
+        if not 0 <= owner < layer:
+            raise ConfigError(f"layer {layer} cannot read the store of layer {owner}", hint="name an earlier layer")
+        other = mixers[owner]
+        if not isinstance(other, Attention.Config) or other.store.owner is not None:
+            raise UnsupportedPair(f"layer {layer} reads layer {owner}, which keeps no store", hint="name its owner")
+        if (other.kv_heads, other.head_dim) != (mixer.kv_heads, mixer.head_dim):
+            raise UnsupportedPair(f"layers {layer} and {owner} have different key/value heads", hint="make them equal")

@@ -1,0 +1,341 @@
+"""The library: the models on this machine, one folder each, written whole or not at all.
+
+An entry is `<home>/models/<name>/`: the model's files and `orchard.json`, which says where they came from and what they
+must hash to. A new entry grows in `models/.partial/` and is renamed into place when it is whole; an old one is renamed
+into `models/.trash/` before it is deleted. So a reader sees a whole entry or none, whatever is interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchard.core.errors import BadFile, ModelNotFound, UsageError
+from orchard.core.files import disk_errors, safe_join, write_text
+
+RECORD = "orchard.json"
+DEFAULT_MODEL = "smollm2"
+ALIASES = {"smollm2-135m": "smollm2", "smollm2-135m-instruct": "smollm2"}
+
+_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
+_HUB_NAME = re.compile(r"([^/:]+)/([^/:]+)(?::([^/:]+))?")
+
+
+def home() -> Path:
+    """`ORCHARD_HOME`, or `orchard` in the user's cache folder as this platform has it."""
+    asked = os.environ.get("ORCHARD_HOME")
+    if asked:
+        return Path(asked).expanduser().absolute()
+    if sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "orchard"
+
+
+def stored_name(name: str) -> str:
+    """The folder name of a model: aliases resolved, `org/name` as `org--name`, `org/name:file` as `org--name--file`."""
+    name = ALIASES.get(name.lower(), name)
+    hub = _HUB_NAME.fullmatch(name)
+    parts = [part for part in hub.groups() if part] if hub else [name]
+    if not all(_PART.fullmatch(part) for part in parts):
+        raise UsageError(
+            f"{name!r} is not a model name",
+            hint="a name has letters, digits, '.', '_' and '-', and may have an organisation before it: org/name",
+        )
+    return "--".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One model in the library. `damaged` says what is wrong with it, or is empty."""
+
+    name: str
+    path: Path
+    source: str = ""
+    version: str = ""
+    licence: str = ""
+    bytes: int = 0
+    pulled: str = ""
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # file name → {"sha256": …, "bytes": …}
+    damaged: str = ""
+
+    @property
+    def model_path(self) -> Path:
+        """What a loader opens: the one GGUF file, or the folder."""
+        files = [file for file in self.files if file.endswith(".gguf")]
+        return self.path / files[0] if len(files) == 1 else self.path
+
+    def verify(self, advance: Callable[[float], None] | None = None) -> str:
+        """What is wrong with the files, by their SHA-256; empty when they are whole."""
+        if self.damaged:
+            return self.damaged
+        for file, expected in self.files.items():
+            if sha256_of(safe_join(self.path, file), advance) != expected["sha256"]:
+                return f"{file} does not have the SHA-256 it was pulled with"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "source": self.source,
+            "version": self.version,
+            "licence": self.licence,
+            "bytes": self.bytes,
+            "pulled": self.pulled,
+            "files": self.files,
+            "damaged": self.damaged,
+        }
+
+
+Entries = list[Entry]  # inside the class below, `list` is its method
+
+
+class Library:
+    """The models under one home folder."""
+
+    def __init__(self, where: Path | str | None = None) -> None:
+        self.home = Path(where) if where is not None else home()
+        self.models = self.home / "models"
+
+    def list(self) -> Entries:
+        """Every entry, by name; a damaged one is listed as damaged."""
+        if not self.models.is_dir():
+            return []
+        folders = sorted(path for path in self.models.iterdir() if not path.name.startswith("."))
+        return [_read(folder) for folder in folders if folder.is_dir()]
+
+    def find(self, name: str) -> Entry | None:
+        folder = self._folder(name)
+        return _read(folder) if folder.is_dir() else None
+
+    def resolve(self, name_or_path: str | Path) -> Path:
+        """The GGUF file or folder to open for a library name, a GGUF file, or a Hugging Face folder."""
+        text = str(name_or_path)
+        path = Path(text).expanduser()
+        looks_like_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~", os.sep)) or path.is_absolute()
+        if not looks_like_path:
+            with suppress(UsageError):
+                entry = self.find(text)
+                if entry is not None:
+                    return _usable(entry)
+        if text and path.is_file():
+            return path
+        if text and path.is_dir():
+            return _folder_model(path)
+        if looks_like_path or text.endswith(".gguf") and ":" not in text:
+            raise ModelNotFound(f"no file or folder at {text}", hint="check the path, or see `orchard list`")
+        raise ModelNotFound(f"no model called {text!r} in the library", hint=self._nearest(text))
+
+    def remove(self, name: str) -> Entry:
+        """Delete an entry, whole or damaged; what was left of an interrupted pull goes too."""
+        folder = self._folder(name)
+        entry = self.find(name)
+        partial = self.models / ".partial" / folder.name
+        if entry is None and not partial.is_dir():
+            raise ModelNotFound(f"no model called {name!r} in the library", hint=self._nearest(name))
+        with self.lock(name):
+            if folder.is_dir():
+                self._move_to_trash(folder)
+            if partial.is_dir():
+                self._move_to_trash(partial)
+            self._empty_trash(held=folder.name)
+        return entry or Entry(name=name, path=partial, damaged="an interrupted pull")
+
+    @contextmanager
+    def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """One writer a name, across processes; the lock dies with its process. `waiting` is called when it is held."""
+        from filelock import FileLock, Timeout
+
+        locks = self.models / ".locks"
+        with disk_errors(locks):
+            locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(locks / f"{stored_name(name)}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if waiting:
+                waiting()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def add(
+        self, name: str, *, source: str, version: str = "", licence: str = "", keep_partial: bool = False
+    ) -> Iterator[Path]:
+        """A folder to fill; at the end it becomes the entry `name`, in place of an older one. Call it under `lock`.
+
+        When the block fails the folder is removed, or with `keep_partial` kept, so that the next attempt can resume.
+        """
+        folder = self._folder(name)
+        partial = self.models / ".partial" / folder.name
+        if partial.exists() and not keep_partial:
+            shutil.rmtree(partial)
+        with disk_errors(partial):
+            partial.mkdir(parents=True, exist_ok=True)
+            try:
+                yield partial
+                _write_record(partial, name=name, source=source, version=version, licence=licence)
+                self._put_in_place(partial, folder)
+            except BaseException:
+                if not keep_partial:
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
+        self._empty_trash(held=folder.name)
+
+    def leftovers(self) -> int:
+        """Bytes held by interrupted pulls and removals."""
+        folders = (self.models / ".partial", self.models / ".trash")
+        return sum(_size(path) for folder in folders for path in folder.rglob("*"))
+
+    def _folder(self, name: str) -> Path:
+        return self.models / stored_name(name)  # a checked name cannot leave the folder; a link put there by hand may
+
+    def _put_in_place(self, partial: Path, folder: Path) -> None:
+        old = self._move_to_trash(folder) if folder.exists() else None
+        try:
+            partial.rename(folder)
+        except BaseException:
+            if old is not None:
+                old.rename(folder)
+            raise
+
+    def _move_to_trash(self, folder: Path) -> Path:
+        trash = self.models / ".trash"
+        trash.mkdir(parents=True, exist_ok=True)
+        return folder.rename(trash / f"{folder.name}~{secrets.token_hex(4)}")
+
+    def _empty_trash(self, *, held: str) -> None:
+        """Delete what nobody is working on: the trash of `held`, whose lock is ours, and of every name not locked."""
+        from filelock import FileLock, Timeout
+
+        for path in (self.models / ".trash").glob("*~*"):
+            name = path.name.rpartition("~")[0]
+            if name == held:
+                _delete(path)
+                continue
+            lock = FileLock(str(self.models / ".locks" / f"{name}.lock"))
+            with suppress(Timeout, OSError), lock.acquire(timeout=0):
+                _delete(path)
+
+    def _nearest(self, name: str) -> str:
+        here = [entry.name for entry in self.list()]
+        close = difflib.get_close_matches(name.lower(), here, n=3, cutoff=0.6)
+        if close:
+            return f"did you mean {' or '.join(close)}? `orchard list` shows what is here"
+        known = difflib.get_close_matches(name.lower(), [DEFAULT_MODEL, *ALIASES], n=1, cutoff=0.6)
+        if known:
+            return f"get it with `orchard pull {ALIASES.get(known[0], known[0])}`"
+        if _HUB_NAME.fullmatch(name):
+            return f"get it with `orchard pull {name}`, or see `orchard list`"
+        return f"`orchard list` shows what is here; `orchard pull {DEFAULT_MODEL}` gets the default model"
+
+
+def sha256_of(path: Path, advance: Callable[[float], None] | None = None) -> str:
+    """The SHA-256 of a file, read in pieces; `advance` is told how many bytes were read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+            if advance:
+                advance(len(piece))
+    return digest.hexdigest()
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
+def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str) -> None:
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[path.relative_to(folder).as_posix()] = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+    record = {
+        "name": ALIASES.get(name.lower(), name),
+        "source": source,
+        "version": version,
+        "licence": licence,
+        "bytes": sum(file["bytes"] for file in files.values()),
+        "pulled": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": files,
+    }
+    write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def _read(folder: Path) -> Entry:
+    """The entry in a folder; anything wrong becomes `damaged`, so that `list` and `rm` always work."""
+    name = folder.name.replace("--", "/", 1)
+    here = sum(_size(path) for path in folder.rglob("*"))
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        files = {str(file): {"sha256": str(f["sha256"]), "bytes": int(f["bytes"])} for file, f in record["files"].items()}
+        text = {key: str(record.get(key, "")) for key in ("source", "version", "licence", "pulled")}
+        if stored_name(str(record["name"])) != folder.name:
+            raise ValueError(f"it names another model, {record['name']!r}")
+    except FileNotFoundError:
+        return Entry(name=name, path=folder, bytes=here, damaged=f"{RECORD} is missing")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        return Entry(name=name, path=folder, bytes=here, damaged=f"{RECORD} cannot be read: {error}")
+    damaged = _first_fault(folder, files)
+    total = sum(file["bytes"] for file in files.values())
+    return Entry(name=str(record["name"]), path=folder, bytes=total, files=files, damaged=damaged, **text)
+
+
+def _first_fault(folder: Path, files: dict[str, dict[str, Any]]) -> str:
+    if not files:
+        return "it holds no files"
+    for file, expected in files.items():
+        try:
+            size = safe_join(folder, file).stat().st_size
+        except FileNotFoundError:
+            return f"{file} is missing"
+        except (OSError, BadFile) as error:
+            return f"{file} cannot be read: {error}"
+        if size != expected["bytes"]:
+            return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
+    return ""
+
+
+def _usable(entry: Entry) -> Path:
+    if entry.damaged:
+        raise BadFile(f"{entry.name} is damaged: {entry.damaged}", hint=f"get it again with `orchard pull {entry.name}`")
+    return entry.model_path
+
+
+def _folder_model(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ModelNotFound(f"{folder} holds {len(files)} GGUF files", hint=f"name one of them, such as {files[0]}")
+    raise ModelNotFound(f"{folder} holds no model", hint="a model folder has config.json and *.safetensors, or a GGUF file")
