@@ -1,0 +1,38 @@
+"""Mixtral: Mistral with eight experts in place of each MLP (arXiv 2401.04088)."""
+
+from __future__ import annotations
+
+from orchard.models.language.decoder import Decoder
+from orchard.models.zoo.family import Family
+from orchard.models.zoo.parts import FULL, SLIDING, Json, attention, count, decoder, layer_kinds, mixture, norm
+from orchard.nn.stack import Block
+
+
+def mixtral(hf: Json) -> Decoder.Config:
+    default = SLIDING if hf.get("sliding_window") else FULL
+    blocks = [
+        Block.Config(
+            mixer_norm=norm(hf),
+            mixer=attention(hf, kind=kind),
+            mlp_norm=norm(hf),
+            mlp=mixture(hf, hidden_dim=count(hf, "intermediate_size"), renormalize=True),
+        )
+        for kind in layer_kinds(hf, lambda i: default)
+    ]
+    return decoder(hf, blocks)
+
+
+FAMILIES = (
+    Family(
+        "mixtral",
+        mixtral,
+        gguf="llama",
+        hf_expert_keys={
+            "mlp.router.gate.weight": "block_sparse_moe.gate.weight",
+            "mlp.gate.weight": "block_sparse_moe.experts.{e}.w1.weight",
+            "mlp.down.weight": "block_sparse_moe.experts.{e}.w2.weight",
+            "mlp.up.weight": "block_sparse_moe.experts.{e}.w3.weight",
+        },
+        pairs_neighbours=True,
+    ),
+)
