@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchard.core.errors import DiskFull, DownloadFailed, ModelNotFound, Offline, OrchardError, UnsupportedFormat, UsageError
+from orchard.core.errors import (
+    DiskFull,
+    DownloadFailed,
+    ModelNotFound,
+    Offline,
+    OrchardError,
+    UnsupportedFormat,
+    UsageError,
+)
 from orchard.core.files import safe_join
 from orchard.core.progress import Advance, progress
 from orchard.weights.library import Entry, Library, sha256_of
@@ -124,7 +132,8 @@ class _Hub:
     def __init__(self, repo: str) -> None:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the package is first imported
         from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars, logging
+        from huggingface_hub.utils import logging
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
         logging.set_verbosity_error()
@@ -141,7 +150,7 @@ class _Hub:
         """Append what is missing to `part`. A server that knows no ranges makes it start again."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(self.repo, file.name, revision=self.commit, endpoint=self.endpoint)
         with part.open("r+b" if part.exists() else "w+b") as out, hub_errors(self.repo):
@@ -165,7 +174,9 @@ def _remote_file(sibling: Any) -> RemoteFile:
 def _fetch(hub: _Hub, file: RemoteFile, folder: Path) -> None:
     target, part = safe_join(folder, file.name), _part(folder, file)
     if not (file.sha256 or file.git_blob):
-        raise DownloadFailed(f"the hub states no checksum for {file.name}", hint="it cannot be checked, so it is not taken")
+        raise DownloadFailed(
+            f"the hub states no checksum for {file.name}", hint="it cannot be checked, so it is not taken"
+        )
     if target.exists() and _is_whole(target, file):
         return
     target.unlink(missing_ok=True)
@@ -252,7 +263,9 @@ def hub_errors(repo: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # the disk, not the network
         line = str(error).strip().splitlines()[:1] or [""]
-        raise DownloadFailed(f"the download of {repo} broke off: {type(error).__name__} {line[0]}", hint=again) from error
+        raise DownloadFailed(
+            f"the download of {repo} broke off: {type(error).__name__} {line[0]}", hint=again
+        ) from error
 
 
 def _no_advance(amount: float = 1, *, note: str | None = None) -> None:

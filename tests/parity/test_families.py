@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def test_step_by_step(pair: tuple[Any, Decoder]) -> None:
     expected = theirs(input_ids=ids, use_cache=False).logits
     cache, got = ours.cache(batch=1, length=32), []
     cuts = [0, 5, 6, 7, 15, *range(16, 25)]
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         positions = torch.arange(start, end)[None]
         got.append(ours(ids[:, start:end], Context(positions=positions, cache=cache, upto=end)))
     assert (torch.cat(got, dim=1) - expected).abs().max() <= BAR
@@ -73,7 +73,9 @@ def test_padded_batch(pair: tuple[Any, Decoder], side: str) -> None:
     for i, row in enumerate(rows):
         at = slice(max(lengths) - len(row), None) if side == "left" else slice(0, len(row))
         ids[i, at], valid[i, at] = row, True
-    padded = theirs(input_ids=ids, attention_mask=valid.long(), position_ids=(valid.long().cumsum(-1) - 1).clamp_min(0)).logits
+    padded = theirs(
+        input_ids=ids, attention_mask=valid.long(), position_ids=(valid.long().cumsum(-1) - 1).clamp_min(0)
+    ).logits
     context = Context.whole(ids, valid)
     batched = ours(ids, context)
     stored = ours(ids, Context(positions=context.positions, cache=ours.cache(batch=3, length=20), upto=17))

@@ -64,6 +64,8 @@ def hf_config(
     hf["tie_word_embeddings"] = "output.weight" not in shapes
     if arch == "llama" and hf.get("num_experts"):
         hf["model_type"] = "mixtral"
+    elif arch == "llama" and hf.get("sliding_window"):
+        hf["model_type"] = "mistral"
     if arch == "llama":
         hf["attention_bias"] = "blk.0.attn_q.bias" in shapes
     if arch == "qwen3moe":

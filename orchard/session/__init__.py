@@ -1,0 +1,1 @@
+"""What an application holds: a loaded model and, built on it, sessions."""
