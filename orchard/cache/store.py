@@ -72,7 +72,8 @@ class Store(Configurable):
         if placement.with_new:
             shown = {name: torch.cat([before[name], new[name].to(kept[name].dtype)], dim=2) for name in kept}
         for name, part in kept.items():
-            index = placement.index[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
+            index = placement.index[:, None, :].unflatten(2, (-1, *[1] * (part.dim() - 3)))
+            index = index.expand(-1, part.shape[1], -1, *part.shape[3:])
             part.scatter_(2, index, new[name].to(part.dtype))
         return self.codec.decode(shown if placement.with_new else before, role, self.dtype)  # type: ignore[arg-type]
 
@@ -119,6 +120,8 @@ class Cache:
 
     def rewind(self, lengths: Tensor) -> None:
         """Forget every token at or after `lengths` [B]; refused by policies that cannot."""
+        for slots in self.tables.values():
+            slots.check_rewind()  # all of them first: a refusal must leave every table as it was
         for slots in self.tables.values():
             slots.rewind(lengths)
 

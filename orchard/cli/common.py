@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,28 +15,49 @@ from orchard.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="A model of the library, a GGUF file or a model folder.")]
-SystemOption = Annotated[str | None, typer.Option("--system", help="Instructions the model gets before the first message.")]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer, in tokens.")]
-TemperatureOption = Annotated[
-    float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token; higher is more varied.")
+    from orchard.session.model import Model
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", metavar="NAME", help="A model of the library, a GGUF file or a model folder.")
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", min=1, help="Sample among the k likeliest tokens.")]
+SystemOption = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="Instructions the model gets before the first message.")
+]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option("--temperature", metavar="X", min=0.0, help="0 takes the likeliest token; higher is more varied."),
+]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", metavar="K", min=1, help="Sample among the k likeliest tokens.")
+]
 TopPOption = Annotated[
-    float | None, typer.Option("--top-p", min=0.0, max=1.0, help="Sample among the likeliest tokens that sum to p.")
+    float | None,
+    typer.Option("--top-p", metavar="P", min=0.0, max=1.0, help="Sample among the likeliest tokens that sum to p."),
 ]
 MinPOption = Annotated[
-    float | None, typer.Option("--min-p", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest.")
+    float | None,
+    typer.Option("--min-p", metavar="P", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest."),
 ]
 RepetitionOption = Annotated[
-    float | None, typer.Option("--repetition-penalty", min=0.01, help="Above 1, tokens already there get less likely.")
+    float | None,
+    typer.Option("--repetition-penalty", metavar="X", min=0.01, help="Above 1, tokens already there get less likely."),
 ]
-StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
+StopOption = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer.")]
 OfflineOption = Annotated[
-    bool, typer.Option("--offline", envvar="ORCHARD_OFFLINE", help="Never use the network. Only `pull` would.")
+    bool,
+    typer.Option(
+        "--offline", envvar="ORCHARD_OFFLINE", show_envvar=False, help="Never use the network; only `pull` would."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def note(line: str = "") -> None:
@@ -43,15 +65,20 @@ def note(line: str = "") -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    print(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
 
 
-def console() -> Console:
+def printable(text: str) -> str:
+    """Text of a model or its file, for a terminal: without the control characters that could steer it."""
+    return _CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text
+
+
+def console(*, markup: bool = False) -> Console:
     """Where tables go. Off a terminal nothing is cut: a script gets every column whole."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(highlight=False, markup=markup, emoji=False, width=None if sys.stdout.isatty() else 200)
 
 
 def go_offline(offline: bool) -> None:
@@ -63,7 +90,13 @@ def human_bytes(amount: float) -> str:
     """98.4 MB: decimal units, three digits."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if amount < 999.5 or unit == "TB":
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}" if amount < 99.95 else f"{amount:.0f} {unit}"
+            return (
+                f"{amount:.0f} B"
+                if unit == "B"
+                else f"{amount:.3g} {unit}"
+                if amount < 99.95
+                else f"{amount:.0f} {unit}"
+            )
         amount /= 1000
     raise AssertionError("not reached")
 
@@ -113,6 +146,16 @@ def sampling(
         "stop": tuple(stop or ()),
         "seed": seed,
     }
+
+
+def load_model(name: str) -> Model:
+    """Load a model. A name that is not there is refused before torch is imported."""
+    from orchard.weights.library import Library
+
+    Library().resolve(name)
+    from orchard.session.model import load
+
+    return load(name)
 
 
 def messages_for(prompt: str, system: str | None) -> list[dict[str, str]]:

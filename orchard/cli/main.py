@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     except OrchardError as error:
         return _report(error.to_dict(), error.exit_code, as_json)
     except Exception as error:
-        if callable(getattr(error, "format_message", None)):  # a usage error of typer or click, whichever typer has inside
+        if callable(
+            getattr(error, "format_message", None)
+        ):  # a usage error of typer or click, whichever typer has inside
             return _usage(error, as_json)
         message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "this is a fault of Orchard; run it again with ORCHARD_DEBUG=1 to see the traceback"

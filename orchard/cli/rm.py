@@ -24,7 +24,9 @@ def rm(
     if entry is not None and not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"deleting {entry.name} needs a yes", hint=f"orchard rm {entry.name} --yes")
-        typer.confirm(f"Delete {entry.name} ({human_bytes(entry.bytes)})?", abort=True, err=True)
+        if not typer.confirm(f"Delete {entry.name} ({human_bytes(entry.bytes)})?", err=True):
+            note("kept")
+            raise typer.Exit(1)
     removed = library.remove(name)
     if as_json:
         print_json({"removed": removed.name, "bytes": removed.bytes})

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
@@ -33,20 +34,36 @@ C = TypeVar("C", bound="Config")
 Where = str | Callable[[str, "Config"], bool] | None
 
 
+class _Unfilled(ConfigError):
+    """A required field was used before it was filled. `complete` catches this, to name all missing fields at once."""
+
+
+def _refuse(*_: Any) -> Any:
+    raise _Unfilled("a required field was read before it was filled", hint="wire() or build() the tree first")
+
+
 class _Required:
-    """A field that somebody (usually the parent) has to fill before building."""
+    """A field that somebody (usually the parent) has to fill before building. Nothing can be computed with it."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return "REQUIRED"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copy, pickle and notebooks probe for
+            raise AttributeError(name)
+        return _refuse()
+
+    __setattr__ = __bool__ = __iter__ = __len__ = __getitem__ = __index__ = __int__ = __float__ = __neg__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
 
     def __copy__(self) -> _Required:
         return self
 
     def __deepcopy__(self, memo: Any) -> _Required:
         return self
-
-    def __bool__(self) -> bool:
-        raise ConfigError("a required field was read before it was filled", hint="wire() or build() the tree first")
 
 
 REQUIRED: Any = _Required()
@@ -55,10 +72,15 @@ REQUIRED: Any = _Required()
 @dataclass_transform(kw_only_default=True)
 def config(cls: T) -> T:
     """The one decorator for configs: a keyword-only, slotted dataclass. A mistyped field raises at once."""
-    taken = cls.__dict__.get("__annotations__", {}).keys() & vars(Config).keys()
+    taken = inspect.get_annotations(cls).keys() & (vars(Config).keys() | {"kind"})  # `kind` is written by to_dict
     if taken:
         raise TypeError(f"{cls.__qualname__}: fields may not be called {sorted(taken)}")
-    return cast(T, dataclasses.dataclass(kw_only=True, slots=True, repr=False)(cls))
+    made = cast(T, dataclasses.dataclass(kw_only=True, slots=True, repr=False)(cls))
+    # Slots need a second class; without this, super() in its methods would still look for the first.
+    for method in vars(made).values():
+        if "__class__" in getattr(getattr(method, "__code__", None), "co_freevars", ()):
+            method.__closure__[method.__code__.co_freevars.index("__class__")].cell_contents = made
+    return made
 
 
 class Configurable:
@@ -68,6 +90,12 @@ class Configurable:
         super().__init_subclass__(**kwargs)
         nested = cls.__dict__.get("Config")
         if nested is not None:
+            if "__dataclass_fields__" not in vars(nested):
+                raise TypeError(f"{cls.__qualname__}.Config needs the decorator @config")
+            if "builds" in vars(nested):
+                raise TypeError(
+                    f"{cls.__qualname__} needs a Config of its own: this one builds {nested.builds.__name__}"
+                )
             nested.builds = cls
         elif getattr(getattr(cls, "Config", None), "builds", None) is not None:
             raise TypeError(
@@ -89,11 +117,16 @@ class Config:
     def complete(self: C) -> C:
         """A copy of the tree with every shared dimension filled in, checked for anything still missing."""
         tree = self.clone()
-        _wire_all(tree)
+        unwired = _wire_all(tree, "")
         missing = [path for path, value in _leaves(tree) if value is REQUIRED]
         if missing:
-            names = ", ".join(missing)
+            # Below a node that could not be wired it is not known what it would have filled: name its own fields only.
+            known = [path for path in missing if not any(_below(path, node) for node in unwired)]
+            names = ", ".join(known or missing)
             raise ConfigError(f"{_name(self)}: required fields are missing: {names}", hint="set them before build()")
+        if unwired:
+            where = unwired[0] or "the root"
+            raise ConfigError(f"{_name(self)}: {where} was wired before what it needs", hint="fill it from above")
         return tree
 
     def build(self, **runtime: Any) -> Any:
@@ -117,12 +150,13 @@ class Config:
     def derive(self, kind: type[Configurable] | type[Config], **changes: Any) -> Any:
         """A config of another kind that keeps every field both kinds have; `changes` come last.
 
-        Fields that are added to both kinds later survive a replacement written today.
+        Fields that are added to both kinds later survive a replacement written today. A child that does not fit the new
+        kind (a Linear where it has a GroupedLinear) is derived too.
         """
         target: Any = kind if issubclass(kind, Config) else getattr(kind, "Config")  # noqa: B009
         _check_names(target, changes)
-        wanted = {field.name for field in dataclasses.fields(target)}
-        shared = {name: _copy(value) for name, value in _items(self) if name in wanted}
+        wanted = {field.name: field for field in dataclasses.fields(target)}
+        shared = {name: _fit(value, wanted[name]) for name, value in _items(self) if name in wanted}
         return target(**{**shared, **{name: _copy(value) for name, value in changes.items()}})
 
     # Walking and rewriting ----------------------------------------------------------------------------------------
@@ -151,7 +185,7 @@ class Config:
                 new = type(value)(**{name: visit(child, _join(path, name)) for name, child in _items(value)})
                 if isinstance(value, target) and _matches(where, path, value):
                     count += 1
-                    return fn(new)
+                    return _copy(fn(new))  # a node that `fn` returns twice must not stand in two places
                 return new
             return _map(value, path, visit)
 
@@ -171,8 +205,11 @@ class Config:
         parent_path, leaf = _split(path)
         parent: Any = _get(tree, parent_path) if parent_path else tree
         if leaf.startswith("["):
+            if isinstance(parent, tuple):
+                raise ConfigError(f"{parent_path} is a tuple", hint="set the whole of it")
             parent[_index(parent, leaf[1:-1], path)] = _copy(value)
         else:
+            _check_node(parent, parent_path, path)
             _check_names(type(parent), {leaf: value}, prefix=parent_path)
             setattr(parent, leaf, _copy(value))
         return tree
@@ -236,6 +273,16 @@ def _copy(value: Any, path: str = "") -> Any:
     return value.clone() if isinstance(value, Config) else _map(value, path, _copy)
 
 
+def _fit(value: Any, field: dataclasses.Field[Any]) -> Any:
+    """A copy of `value` for a field of another kind. A field declared as BaseConfig is a socket and takes any config."""
+    socket = not isinstance(field.type, str) or "BaseConfig" in field.type
+    if isinstance(value, Config) and not socket and field.default_factory is not dataclasses.MISSING:
+        usual = type(field.default_factory())
+        if issubclass(usual, Config) and not isinstance(value, usual):
+            return value.derive(usual)
+    return _copy(value)
+
+
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Config):
         yield from ((_join(path, name), child) for name, child in _items(value))
@@ -260,11 +307,23 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(child, child_path)
 
 
-def _wire_all(value: Any) -> None:
+def _wire_all(value: Any, path: str) -> list[str]:
+    """Wire parents before children; the paths of nodes that could not be wired because they lack something."""
+    unwired = []
     if isinstance(value, Config):
-        value.wire()
-    for _, child in _children(value, ""):
-        _wire_all(child)
+        try:
+            value.wire()
+        except _Unfilled:
+            unwired.append(path)
+    for child_path, child in _children(value, path):
+        unwired += _wire_all(child, child_path)
+    return unwired
+
+
+def _below(path: str, node: str) -> bool:
+    """Whether a field belongs to a child of `node`, and not to `node` itself."""
+    inside = path.startswith((f"{node}.", f"{node}[")) if node else True
+    return inside and "." in path[len(node) :].lstrip(".")
 
 
 def _join(path: str, name: str) -> str:
@@ -289,6 +348,11 @@ def _check_names(kind: type, changes: Mapping[str, Any], prefix: str = "") -> No
             raise ConfigError(f"{label} has no field {_join(prefix, name)!r}", hint="did you mean " + " or ".join(near))
 
 
+def _check_node(parent: Any, parent_path: str, path: str) -> None:
+    if not isinstance(parent, Config):
+        raise ConfigError(f"nothing at {path!r}", hint=f"{parent_path or 'the root'} is {parent!r}")
+
+
 def _split(path: str) -> tuple[str, str]:
     if path.endswith("]") and "[" in path:
         at = path.rindex("[")
@@ -302,7 +366,7 @@ def _index(container: Any, key: str, path: str) -> Any:
         return key
     if (
         isinstance(container, (list, tuple))
-        and key.lstrip("-").isdigit()
+        and key.removeprefix("-").isdecimal()
         and -len(container) <= int(key) < len(container)
     ):
         return int(key)
@@ -315,7 +379,6 @@ def _get(value: Any, path: str) -> Any:
     parent = _get(value, head) if head else value
     if leaf.startswith("["):
         return parent[_index(parent, leaf[1:-1], path)]
-    if not isinstance(parent, Config):
-        raise ConfigError(f"nothing at {path!r}", hint=f"{head or 'the root'} is {parent!r}")
+    _check_node(parent, head, path)
     _check_names(type(parent), {leaf: None}, prefix=head)
     return getattr(parent, leaf)

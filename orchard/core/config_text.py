@@ -19,6 +19,8 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """Plain data that JSON can hold; the kind of each node is written as `module:Class`."""
+    if cfg.builds is None:
+        raise ConfigError(f"{type(cfg).__qualname__} belongs to no class", hint="nest it in the class it builds")
     result: dict[str, Any] = {KIND: f"{cfg.builds.__module__}:{cfg.builds.__qualname__}"}
     for field in dataclasses.fields(cfg):  # type: ignore[arg-type]
         result[field.name] = _encode(getattr(cfg, field.name), field.name)
@@ -34,7 +36,11 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     unknown = sorted(data.keys() - names - {KIND})
     if unknown:
         raise ConfigError(f"{data[KIND]} has no fields {unknown}", hint="the file may come from another version")
-    return kind(**{name: _decode(value) for name, value in data.items() if name != KIND})
+    fields = {name: _decode(value) for name, value in data.items() if name != KIND}
+    try:
+        return kind(**fields)
+    except TypeError as error:  # a field without a default is not there
+        raise ConfigError(f"{data[KIND]}: {error}", hint="the file may come from another version") from error
 
 
 def describe(cfg: Config) -> str:
@@ -75,7 +81,9 @@ def _encode(value: Any, path: str) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [_encode(item, path) for item in value]}
     if isinstance(value, dict):
-        return {"dict": {str(key): _encode(item, path) for key, item in value.items()}}
+        if not all(isinstance(key, str) for key in value):
+            raise ConfigError(f"{path}: the keys of a mapping must be text", hint="JSON has no other keys")
+        return {"dict": {key: _encode(item, path) for key, item in value.items()}}
     if isinstance(value, _PLAIN):
         return value
     raise ConfigError(f"{path}: a {type(value).__name__} cannot be stored in a config", hint="use text and numbers")
@@ -89,9 +97,9 @@ def _decode(value: Any) -> Any:
             return REQUIRED
         if KIND in value:
             return from_dict(value)
-        if set(value) == {"tuple"}:
+        if set(value) == {"tuple"} and isinstance(value["tuple"], list):
             return tuple(_decode(item) for item in value["tuple"])
-        if set(value) == {"dict"}:
+        if set(value) == {"dict"} and isinstance(value["dict"], Mapping):
             return {key: _decode(item) for key, item in value["dict"].items()}
         raise ConfigError("a mapping in a config must say what it is", hint="use what to_dict() wrote")
     return value
@@ -107,7 +115,7 @@ def _lookup(name: str) -> type:
             raise ConfigError(f"no part called {name}", hint="the file may come from another version") from error
     found: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)  # getattr() would let a lazy module import something
     kind = getattr(found, "Config", None)
     if not (isinstance(kind, type) and issubclass(kind, Config) and kind.builds is found):
         raise ConfigError(f"no part called {name}", hint="import the module that defines it first")
@@ -164,7 +172,12 @@ def _compare(old: Any, new: Any, path: str, changes: list[tuple[str, str, str]])
                 _compare(old[i], new[i], f"{path}[{i}]", changes)
     elif isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            _compare(old.get(key), new.get(key), f"{path}[{key}]", changes)
+            if key not in old:
+                changes.append((f"{path}[{key}]", "nothing", _short(new[key])))
+            elif key not in new:
+                changes.append((f"{path}[{key}]", _short(old[key]), "nothing"))
+            else:
+                _compare(old[key], new[key], f"{path}[{key}]", changes)
     elif old is not new and old != new:
         changes.append((path, _short(old), _short(new)))
 

@@ -144,7 +144,7 @@ class Model:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: ids as they are, messages through the chat template, and a text as one user message
         (or, for a model without a template, as text to continue)."""
-        if not isinstance(prompt, str) and prompt and all(isinstance(item, int) for item in prompt):
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(item, int) for item in prompt):
             return [int(item) for item in prompt]  # type: ignore[arg-type]
         messages = messages_from(prompt)  # type: ignore[arg-type]
         if isinstance(prompt, str) and self.tokenizer.chat_template is None:

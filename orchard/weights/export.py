@@ -11,16 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchard.cache.store import Store
 from orchard.core.config_text import diff
 from orchard.core.errors import ConfigError, UnsupportedFormat, UsageError
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, family_of
-from orchard.nn.attention import Rotary, scaling
+from orchard.nn.attention import Attention, Rotary, scaling
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
 from orchard.nn.moe import MoE
-from orchard.ops import rope
 from orchard.weights.checkpoint import Checkpoint, to_gguf
 from orchard.weights.folder import write_folder
 from orchard.weights.gguf.arch import ROPE_FACTORS, gguf_metadata
@@ -136,7 +134,7 @@ def _shape_only(tree: Decoder.Config) -> Decoder.Config:
     for kind in (Linear, GroupedLinear, Embedding):
         if tree.find(kind):
             tree = tree.rewrite(kind, lambda node: node.clone(format=Plain.Config()))
-    return tree.rewrite(Store, lambda node: Store.Config(heads=node.heads, dim=node.dim, owner=node.owner))
+    return tree.rewrite(Attention, lambda node: node.clone(store=type(node.store)(owner=node.store.owner)))
 
 
 def _without_stretch(tree: Decoder.Config) -> Decoder.Config:
@@ -176,6 +174,6 @@ def _rope_factors(cfg: Rotary.Config | None) -> Tensor | None:
     if not isinstance(cfg.scaling, (scaling.Llama3.Config, scaling.Factors.Config)):
         name = cfg.scaling.builds.__name__
         raise UnsupportedFormat(f"GGUF has no words for rotary scaling {name}", hint="save a Hugging Face folder")
-    rotary: Rotary = cfg.build()
-    turned = int(cfg.dim * cfg.fraction) // 2 * 2
-    return rope.frequencies(cfg.theta, turned) / rotary.frequencies(torch.device("cpu"))
+    plain, stretched = (tree.build().frequencies(torch.device("cpu")) for tree in (cfg.clone(scaling=None), cfg))
+    factors: Tensor = plain / stretched
+    return factors

@@ -29,7 +29,7 @@ from orchard.core.errors import (
 )
 from orchard.core.files import safe_join
 from orchard.core.progress import Advance, progress
-from orchard.weights.library import Entry, Library, sha256_of
+from orchard.weights.library import Entry, Library, bytes_in, sha256_of
 
 HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w.-]+))?")
 GGUF_PREFERENCE = ("Q4_K_M", "Q8_0", "Q5_K_M", "Q6_K", "Q4_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32")
@@ -65,7 +65,7 @@ def pull_hub(library: Library, name: str, *, quiet: bool = False) -> Entry:
         _remove_strays(folder, files)
         _check_room(folder, total)
         bar = nullcontext(_no_advance) if quiet else progress(f"pulling {match['repo']}", total=total, unit="bytes")
-        with bar as advance, watching(folder, "*", advance):
+        with bar as advance, watching(folder, advance):
             for file in files:
                 _fetch(hub, file, folder)
     entry = library.find(name)
@@ -103,7 +103,7 @@ def choose(files: list[RemoteFile], wanted: str | None, *, repo: str) -> list[Re
 
 
 @contextmanager
-def watching(folder: Path, pattern: str, advance: Advance) -> Iterator[None]:
+def watching(folder: Path, advance: Advance, suffix: str = "") -> Iterator[None]:
     """Move a bar along with the bytes of the files in a folder, whoever writes them."""
     done = threading.Event()
 
@@ -111,7 +111,7 @@ def watching(folder: Path, pattern: str, advance: Advance) -> Iterator[None]:
         shown = 0
         while True:
             last = done.wait(0.1)
-            present = _bytes_in(folder, pattern)
+            present = bytes_in(folder, suffix)
             advance(present - shown)
             shown = present
             if last:
@@ -216,22 +216,12 @@ def _remove_strays(folder: Path, files: list[RemoteFile]) -> None:
 def _check_room(folder: Path, total: int) -> None:
     import shutil
 
-    free, have = shutil.disk_usage(folder).free, _bytes_in(folder, "*")
+    free, have = shutil.disk_usage(folder).free, bytes_in(folder)
     if free < total - have:
         raise DiskFull(
             f"{(total - have) / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free",
             hint="free some disk space, or point ORCHARD_HOME at a larger disk",
         )
-
-
-def _bytes_in(folder: Path, pattern: str) -> int:
-    total = 0
-    for path in folder.rglob(pattern):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # it was moved or removed while we looked
-    return total
 
 
 @contextmanager

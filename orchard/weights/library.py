@@ -206,7 +206,7 @@ class Library:
     def leftovers(self) -> int:
         """Bytes held by interrupted pulls and removals."""
         folders = (self.models / ".partial", self.models / ".trash")
-        return sum(_size(path) for folder in folders for path in folder.rglob("*"))
+        return sum(bytes_in(folder) for folder in folders)
 
     def _folder(self, name: str) -> Path:
         return self.models / stored_name(name)  # a checked name cannot leave the folder; a link put there by hand may
@@ -269,11 +269,14 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:
-        return 0
+def bytes_in(folder: Path, suffix: str = "") -> int:
+    """The bytes of the files below a folder, as far as they are there: others may be at work in it."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += Path(parent, file).stat().st_size if file.endswith(suffix) else 0
+    return total
 
 
 def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str) -> None:
@@ -295,7 +298,7 @@ def _write_record(folder: Path, *, name: str, source: str, version: str, licence
 def _read(folder: Path) -> Entry:
     """The entry in a folder; anything wrong becomes `damaged`, so that `list` and `rm` always work."""
     name = folder.name.replace("--", "/", 1)
-    here = sum(_size(path) for path in folder.rglob("*"))
+    here = bytes_in(folder)
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = {

@@ -131,7 +131,7 @@ def _download_wheel(wheel: Wheel, folder: Path, quiet: bool) -> Path:
     environment = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     with (
         _bar("downloading", wheel.wheel_bytes, quiet) as advance,
-        watching(folder, "*.whl", advance),
+        watching(folder, advance, suffix=".whl"),
         (folder / "pip.log").open("w+b") as log,
     ):
         code = _run(command, environment, log)

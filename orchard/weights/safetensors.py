@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_HEADER_VALUES = 1_000_000  # a tensor takes six; a hostile header must not become millions of small objects
 MAX_DIMS = 32
 MAX_ELEMENTS = 2**63 - 1
 AGAIN = "the file is damaged or incomplete; download it again"
@@ -174,7 +175,10 @@ def _header(path: Path, data: mmap.mmap | bytes) -> tuple[dict[str, Any], int]:
         )
     if length > len(data) - 8:
         raise BadFile(f"{path} ends inside its header of {length:,} bytes", hint=AGAIN)
-    return json_object(data[8 : 8 + length], f"{path}: the header"), 8 + length
+    text = data[8 : 8 + length]
+    if text.count(b",") > MAX_HEADER_VALUES:
+        raise BadFile(f"{path}: the header has more than {MAX_HEADER_VALUES:,} values", hint=AGAIN)
+    return json_object(text, f"{path}: the header"), 8 + length
 
 
 def _metadata(path: Path, found: Any) -> dict[str, str]:
@@ -281,7 +285,7 @@ def write_safetensors(
     except UnicodeEncodeError as error:
         raise UsageError(f"{path}: a name is not valid text: {error}", hint="remove the broken characters") from error
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
+    if len(text) > MAX_HEADER_BYTES or text.count(b",") > MAX_HEADER_VALUES:
         raise UsageError(
             f"{path}: the header would be {len(text):,} bytes", hint="split the tensors over several files"
         )

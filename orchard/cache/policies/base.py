@@ -43,11 +43,14 @@ class Slots:
         """Give each new token (positions [B, T], -1 for padding) a slot, and remember it."""
         return self.policy.place(self, positions, self.capacity if upto is None else min(upto, self.capacity))
 
-    def rewind(self, lengths: Tensor) -> None:
-        """Forget every token at or after `lengths` [B]."""
+    def check_rewind(self) -> None:
         if not self.policy.can_rewind:
             name = type(self.policy).__name__
             raise UnsupportedPair(f"a store with policy {name} cannot go back", hint="use the policy KeepAll")
+
+    def rewind(self, lengths: Tensor) -> None:
+        """Forget every token at or after `lengths` [B]."""
+        self.check_rewind()
         self.positions.masked_fill_(self.positions >= lengths[:, None, None], -1)
 
     def keep(self, rows: Tensor) -> None:

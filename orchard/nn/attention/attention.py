@@ -52,6 +52,10 @@ class Attention(Configurable, nn.Module):
         def wire(self) -> None:
             if self.kv_heads < 1 or self.heads % self.kv_heads:
                 raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads}", hint="use a divisor")
+            if self.window is not None and self.window < 1:
+                raise ConfigError(f"a window of {self.window} shows nothing", hint="use window ≥ 1, or None for all")
+            if self.norm_over not in ("head", "all"):
+                raise ConfigError(f"norm_over cannot be {self.norm_over!r}", hint="use 'head' or 'all'")
             if self.store.owner is not None:
                 self.k = self.v = self.k_norm = None
             q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -85,7 +89,10 @@ class Attention(Configurable, nn.Module):
             q = self.rotary(q, context.places, context)
         view = self._view(x, context)
         window = self.config.window
-        mask = context.once((view.key, window), lambda: visible(context.positions, view, window))
+        if view.key is None:
+            mask = visible(context.positions, view, window)
+        else:
+            mask = context.once((view.key, window), lambda: visible(context.positions, view, window))
         y = attend(q, view.k, view.v, mask, scale=self.scale, softcap=self.config.softcap)
         out: Tensor = self.o(y.transpose(1, 2).flatten(2))
         return out

@@ -25,16 +25,16 @@ class Rotary(Configurable):
         self.config = cfg
         self.key = repr(cfg)
         self.scaling: Scaling | None = cfg.scaling.build() if cfg.scaling is not None else None
-        self._frequencies: dict[torch.device, Tensor] = {}
+        with torch.device("cpu"):  # also while a model is built on the meta device
+            rotated = int(cfg.dim * cfg.fraction) // 2 * 2
+            plain = rope.frequencies(cfg.theta, rotated)
+            scaled = plain if self.scaling is None else self.scaling.scale(plain, cfg.theta)
+        self._frequencies: dict[torch.device, Tensor] = {scaled.device: scaled}
 
     def frequencies(self, device: torch.device) -> Tensor:
-        """Made on the CPU in float32 once per device: never part of a checkpoint, never cast with the model."""
+        """Float32, copied once to each device: never part of a checkpoint, never cast with the model."""
         if device not in self._frequencies:
-            with torch.device("cpu"):
-                rotated = int(self.config.dim * self.config.fraction) // 2 * 2
-                plain = rope.frequencies(self.config.theta, rotated)
-                scaled = plain if self.scaling is None else self.scaling.scale(plain, self.config.theta)
-            self._frequencies[device] = scaled.to(device)
+            self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
         return self._frequencies[device]
 
     def __call__(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:

@@ -134,6 +134,8 @@ class _Cursor:
             return self.strings_of(count, what), ArrayType(item)
         if item is GGUFValueType.ARRAY:
             self.need(count * 12, what)
+            if count > limits.MAX_ARRAYS:
+                raise self.bad(f"{what} is made of {count:,} arrays; {limits.MAX_ARRAYS:,} are allowed")
             entries = [self.array(what, depth + 1) for _ in range(count)]
             return [value for value, _ in entries], ArrayType(item, tuple(kind for _, kind in entries))
         return self.numbers(item, count, what), ArrayType(item)

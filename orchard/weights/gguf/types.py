@@ -24,9 +24,9 @@ MAX_ELEMENTS = 2**63 - 1
 
 # Far above any real model; they keep the memory that a hostile header can ask for in proportion.
 MAX_KEYS = 65_536
-MAX_TENSORS = 1_048_576
+MAX_TENSORS = 262_144
 MAX_ARRAYS = 65_536
-MAX_STRINGS = 8_388_608
+MAX_STRINGS = 2_097_152  # the largest vocabularies bring about 800,000, merges counted
 
 
 class GGMLType(IntEnum):

@@ -1,0 +1,170 @@
+"""`orchard doctor`: what this machine offers, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from orchard.cli.common import JsonOption, human_bytes, print_json
+
+# import name → what pip calls it; a test holds both tables against pyproject.toml
+REQUIRED = {
+    "torch": "torch",
+    "safetensors": "safetensors",
+    "tokenizers": "tokenizers",
+    "huggingface_hub": "huggingface-hub",
+    "filelock": "filelock",
+    "jinja2": "jinja2",
+    "pydantic": "pydantic",
+    "llguidance": "llguidance",
+    "numpy": "numpy",
+    "rich": "rich",
+    "typer": "typer",
+}
+EXTRAS = {
+    "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"},
+    "data": {"pyarrow": "pyarrow", "PIL": "pillow"},
+    "evals": {"sklearn": "scikit-learn", "scipy": "scipy"},
+    "cluster": {"ray": "ray"},
+}
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show what this machine offers and what is missing."""
+    facts = examine()
+    if as_json:
+        print_json(facts)
+    else:
+        for label, text in _lines(facts):
+            print(f"{label:<10} {text}")
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Every fact as plain data; `problems` holds what keeps Orchard from working, each with its fix."""
+    missing = [name for module, name in REQUIRED.items() if importlib.util.find_spec(module) is None]
+    problems = [{"what": f"{name} is not installed", "fix": f"pip install {name}"} for name in missing]
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system().lower()} {platform.machine()}",
+        "cpu": _cpu(),
+        "torch": _torch(problems) if "torch" not in missing else None,
+        "memory": _memory(),
+        "library": _library(problems),
+        "extras": {extra: _extra(extra, modules) for extra, modules in EXTRAS.items()},
+        "problems": problems,
+    }
+    return facts
+
+
+def _cpu() -> dict[str, Any]:
+    name, flags = platform.processor() or platform.machine(), set()
+    with_flags = Path("/proc/cpuinfo")
+    if with_flags.is_file():
+        for line in with_flags.read_text(errors="replace").splitlines():
+            key, _, value = (part.strip() for part in line.partition(":"))
+            if key == "model name":
+                name = value
+            elif key in ("flags", "Features"):
+                flags = set(value.split())
+                break
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"name": name, "cores": usable, "flags": [flag for flag in FLAGS if flag in flags]}
+
+
+def _torch(problems: list[dict[str, str]]) -> dict[str, Any] | None:
+    try:
+        import torch
+    except Exception as error:  # a broken install fails in many ways, and this verb exists to say so
+        problems.append({"what": f"torch cannot be imported: {error}", "fix": "pip install --force-reinstall torch"})
+        return None
+    device, name = "cpu", ""
+    if torch.cuda.is_available():
+        device, name = "cuda", torch.cuda.get_device_name(0)
+    elif torch.backends.mps.is_available():
+        device, name = "mps", "Apple GPU"
+    return {
+        "version": torch.__version__,
+        "device": device,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _memory() -> dict[str, int | None]:
+    info = Path("/proc/meminfo")
+    if info.is_file():
+        rows = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+        total, free = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        return {"total": total, "free": free}
+    if sys.platform == "win32":
+        return {"total": None, "free": None}
+    return {"total": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "free": None}
+
+
+def _library(problems: list[dict[str, str]]) -> dict[str, Any]:
+    from orchard.weights.library import DEFAULT_MODEL, Library
+
+    library = Library()
+    existing = next(path for path in (library.home, *library.home.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        problems.append({"what": f"{existing} cannot be written", "fix": "set ORCHARD_HOME to a folder of yours"})
+    try:
+        entries = library.list()
+    except OSError as error:
+        problems.append(
+            {"what": f"the library cannot be read: {error}", "fix": "set ORCHARD_HOME to a folder of yours"}
+        )
+        entries = []
+    return {
+        "home": str(library.home),
+        "disk_free": shutil.disk_usage(existing).free,
+        "models": [entry.name for entry in entries if not entry.damaged],
+        "damaged": [entry.name for entry in entries if entry.damaged],
+        "leftover_bytes": library.leftovers(),
+        "fix": "" if entries else f"orchard pull {DEFAULT_MODEL}",
+    }
+
+
+def _extra(extra: str, modules: dict[str, str]) -> dict[str, Any]:
+    missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
+    return {"missing": missing, "fix": f"pip install 'orchard[{extra}]'" if missing else ""}
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    cpu, torch, memory, library = facts["cpu"], facts["torch"], facts["memory"], facts["library"]
+    lines = [("python", f"{facts['python']}, {facts['platform']}")]
+    if torch:
+        lines.append(("torch", torch["version"]))
+        lines.append(("device", f"{torch['device']} {torch['device_name']}".strip()))
+        lines.append(("threads", f"{torch['threads']} of {cpu['cores']} usable cores"))
+    fast = [flag for flag in cpu["flags"] if "bf16" in flag]
+    native = f"bfloat16 in hardware ({', '.join(fast)})" if fast else "bfloat16 without hardware help"
+    lines.append(("cpu", cpu["name"]))
+    lines.append(("dtype", f"float32; {native}"))
+    if memory["total"]:
+        free = f", {human_bytes(memory['free'])} free" if memory["free"] is not None else ""
+        lines.append(("memory", f"{human_bytes(memory['total'])}{free}"))
+    lines.append(("disk", f"{human_bytes(library['disk_free'])} free at {library['home']}"))
+    lines.append(("models", ", ".join(library["models"]) or f"none yet; get one: {library['fix'] or 'orchard list'}"))
+    for name in library["damaged"]:
+        lines.append(("", f"{name} is damaged; get it again: orchard pull {name}"))
+    if library["leftover_bytes"]:
+        lines.append(("", f"{human_bytes(library['leftover_bytes'])} left by interrupted pulls; pull or rm them again"))
+    for extra, state in facts["extras"].items():
+        text = f"not installed; get it: {state['fix']}" if state["missing"] else "installed"
+        lines.append(("extras" if extra == next(iter(facts["extras"])) else "", f"{extra}: {text}"))
+    lines += [("problem", f"{problem['what']}; mend it: {problem['fix']}") for problem in facts["problems"]]
+    if not facts["problems"]:
+        lines.append(("", "all that is needed is here"))
+    return lines

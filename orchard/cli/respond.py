@@ -1,0 +1,95 @@
+"""`orchard respond "…"`: one prompt, one answer, written as it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchard.cli import common
+from orchard.cli.common import (
+    JsonOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelOption,
+    OfflineOption,
+    RepetitionOption,
+    SeedOption,
+    StopOption,
+    SystemOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
+
+if TYPE_CHECKING:
+    from orchard.session.model import Model
+
+
+def respond(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask; - or nothing reads standard input.", show_default=False)
+    ] = None,
+    model: ModelOption = "smollm2",
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 256,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionOption = None,
+    stop: StopOption = None,
+    seed: SeedOption = None,
+    offline: OfflineOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer one prompt."""
+    common.go_offline(offline)
+    text = common.read_prompt(prompt)
+    settings = common.sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        seed=seed,
+    )
+    answer_once(text, name=model, system=system, settings=settings, as_json=as_json)
+
+
+def answer_once(prompt: str, *, name: str, system: str | None, settings: dict[str, Any], as_json: bool) -> None:
+    """Load, answer, print. `chat` comes here too when its input is not a terminal."""
+    model = common.load_model(name)
+    # A text alone also suits a model without a chat template, which continues it.
+    messages = common.messages_for(prompt, system) if system else prompt
+    if as_json:
+        answer = model.generate(messages, **settings)
+        usage = {"input": answer.usage.input, "output": answer.usage.output}
+        facts = {"text": answer.text, "ids": list(answer.ids), "finish": answer.finish, "usage": usage}
+        common.print_json(facts | {"seed": answer.seed, "model": name}, indent=None)
+        return
+    write_stream(model, messages, settings)
+
+
+def write_stream(
+    model: Model, messages: str | list[dict[str, str]], settings: dict[str, Any], heard: list[str] | None = None
+) -> None:
+    """Write an answer piece by piece, and end its line however it ended; `heard` collects the pieces, so that an
+    interrupted answer is not lost."""
+    heard = heard if heard is not None else []
+    stream = model.generate(messages, stream=True, **settings)
+    try:
+        for piece in stream:
+            heard.append(piece.text)
+            sys.stdout.write(common.printable(piece.text))
+            sys.stdout.flush()
+    except BaseException:
+        if heard:
+            print(flush=True)
+        raise
+    finally:
+        stream.close()
+    print(flush=True)

@@ -1,0 +1,121 @@
+"""The engine: many requests at once through the same path as one.
+
+Prompts are read in chunks, padded on the right; then every step adds one token to every live sequence, and finished
+sequences leave the stores. Rows never look at each other. What a request gets therefore depends on its own scores and
+seed alone; those scores may differ in the last bits between batch sizes, as matrix products round differently.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+from torch import Tensor
+
+from orchard.core.errors import ContextOverflow, UsageError
+from orchard.generate.forward import Forward
+from orchard.generate.protocol import Model
+from orchard.generate.request import Answer, Piece, Request
+from orchard.generate.row import Row
+from orchard.generate.stream import Collector, Stream
+from orchard.text.tokenizer import Tokenizer
+
+Pieces = Generator[tuple[int, Piece], None, None]
+
+
+class Engine:
+    """Keeps nothing between runs, so several threads may use one engine.
+
+    `prefill_chunk` is how many tokens of prompts are read at once, over all sequences: it bounds memory, and how long a
+    cancelled run may go on.
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, *, prefill_chunk: int = 512) -> None:
+        if prefill_chunk < 1:
+            raise UsageError(f"prefill_chunk is {prefill_chunk}", hint="use a whole number from 1")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.prefill_chunk = prefill_chunk
+
+    def run(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> Pieces:
+        """The pieces of all answers as they come, each with the place of its request in the list.
+
+        All requests are checked here, before any work: one that cannot be answered rejects the list. Work begins with the
+        first `next`. Setting `cancel` ends every answer within one token, with a last piece of finish "cancelled";
+        closing the generator ends it without one. Both free the stores. Scores that are not numbers raise `NumericError`,
+        which ends the run.
+        """
+        return self._checked(requests, cancel.is_set if cancel is not None else _never)
+
+    def answer(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> list[Answer]:
+        """All answers, in the order of the requests."""
+        collectors = [Collector(request.seeded()) for request in requests]
+        for index, piece in self.run([collector.request for collector in collectors], cancel=cancel):
+            collectors[index].add(piece)
+        return [collector.answer() for collector in collectors]
+
+    def stream(self, request: Request, *, cancel: threading.Event | None = None) -> Stream:
+        """One answer, piece by piece."""
+        closed, request = threading.Event(), request.seeded()  # `cancel` may be shared; closing sets only our own
+        stopped = closed.is_set if cancel is None else lambda: closed.is_set() or cancel.is_set()
+        return Stream(self._checked([request], stopped), request, closed)
+
+    def _checked(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> Pieces:
+        for index, request in enumerate(requests):
+            self._check(index, request)
+        return self._pieces([request.seeded() for request in requests], stopped)
+
+    def _pieces(self, requests: list[Request], stopped: Callable[[], bool]) -> Pieces:
+        if not requests:
+            return
+        context = self.model.config.context
+        rows = [
+            Row(index, request, self.tokenizer, room=context - len(request.ids))
+            for index, request in enumerate(requests)
+        ]
+        forward = Forward(self.model, [request.ids for request in requests], length=max(row.length for row in rows))
+        scores = self._read(forward, stopped)
+        while scores is not None:
+            for row, row_scores in zip(rows, scores, strict=True):
+                yield row.index, row.take(row_scores)
+            live = [place for place, row in enumerate(rows) if not row.finished]
+            if live and len(live) < len(rows):
+                forward.keep(live)
+            rows = [rows[place] for place in live]
+            scores = forward.step([row.last for row in rows]) if rows and not stopped() else None
+        del forward
+        for row in rows:  # none, unless the run was cancelled
+            yield row.index, row.cancel()
+
+    def _read(self, forward: Forward, stopped: Callable[[], bool]) -> Tensor | None:
+        """Scores after the prompts; None when told to stop on the way."""
+        width = max(1, self.prefill_chunk // len(forward.lengths))
+        for start in range(0, forward.longest, width):
+            if stopped():
+                return None
+            forward.read(start, start + width)
+        return None if stopped() else forward.first()
+
+    def _check(self, index: int, request: Request) -> None:
+        limits, tokens = self.model.config, len(request.ids)
+        if max(request.ids) >= limits.vocab:
+            raise UsageError(
+                f"request {index}: token id {max(request.ids)} is outside the vocabulary of {limits.vocab:,}",
+                hint="encode the text with this model's own tokenizer",
+            )
+        if request.logprobs is not None and request.logprobs > limits.vocab:
+            raise UsageError(
+                f"request {index}: {request.logprobs} alternatives of a vocabulary of {limits.vocab:,}",
+                hint="ask for fewer logprobs",
+            )
+        if tokens >= limits.context:
+            over = tokens + 1 - limits.context
+            raise ContextOverflow(
+                tokens=tokens,
+                limit=limits.context,
+                hint=f"shorten the input of request {index} by at least {over:,} tokens, so that one new token has room",
+            )
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,86 @@
+"""The model's side of a run: read prompts in chunks, then one token of every live sequence per step.
+
+Gradients are off inside each call and untouched outside, because callers get control back between calls.
+Shapes: B sequences, T tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orchard.core.context import Context
+from orchard.core.errors import UsageError
+from orchard.generate.protocol import Model, Stores
+
+GRAIN = 64
+"""Stores are looked at up to a multiple of this: cost follows what is cached, and shapes change seldom."""
+
+
+class Forward:
+    """`read` chunk after chunk, `first` once, then `step`; `keep` drops finished sequences."""
+
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], *, length: int) -> None:
+        """`length`: no sequence will be longer."""
+        self.model = model
+        self.lengths = [len(prompt) for prompt in prompts]
+        self.longest = max(self.lengths)
+        self._length = length
+        self._prompts = prompts
+        self._stores = self._empty_stores()
+        self._last: list[Tensor | None] = [None] * len(prompts)
+
+    @torch.inference_mode()
+    def _empty_stores(self) -> Stores:
+        try:
+            return self.model.cache(batch=len(self.lengths), length=self._length)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise UsageError(
+                f"no memory for {len(self.lengths)} sequences of {self._length:,} tokens",
+                hint="ask for fewer tokens (max_tokens) or fewer requests at once",
+            ) from error
+
+    @torch.inference_mode()
+    def read(self, start: int, stop: int) -> None:
+        """Read tokens start … stop - 1 of every prompt that has them; the others see padding on the right."""
+        stop = min(stop, self.longest)
+        rows = [prompt[start:stop] for prompt in self._prompts]
+        ids = torch.tensor([[*row, *[0] * (stop - start - len(row))] for row in rows], device=self.model.device)
+        places = torch.arange(start, stop, device=self.model.device)
+        lengths = torch.tensor(self.lengths, device=self.model.device)
+        positions = torch.where(places[None] < lengths[:, None], places[None], -1)
+        hidden = self._hidden(ids, positions, stop)
+        for row, length in enumerate(self.lengths):
+            if start < length <= stop:
+                self._last[row] = hidden[row, length - 1 - start].clone()  # not a view: the chunk can be freed
+
+    @torch.inference_mode()
+    def first(self) -> Tensor:
+        """Scores [B, V] after the prompts: only each prompt's last token goes through the head."""
+        last, self._last = [hidden for hidden in self._last if hidden is not None], []
+        return self._scores(torch.stack(last))
+
+    @torch.inference_mode()
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """Scores [B, V] after one more token of each sequence."""
+        positions = torch.tensor(self.lengths, device=self.model.device)[:, None]
+        self.lengths = [length + 1 for length in self.lengths]
+        hidden = self._hidden(torch.tensor(ids, device=self.model.device)[:, None], positions, max(self.lengths))
+        return self._scores(hidden[:, 0])
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
+        self.lengths = [self.lengths[row] for row in rows]
+        self._stores.keep(torch.tensor(rows, device=self.model.device))
+
+    def _hidden(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
+        upto = min(-(-longest // GRAIN) * GRAIN, self._length)
+        return self.model.hidden(ids, Context(positions=positions, cache=self._stores, upto=upto))
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self.model.scores(hidden).float().cpu()

@@ -1,0 +1,331 @@
+"""`respond` and `chat`: a small random model through the project's own parts, in pipes and in a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchard.cli import chat
+from orchard.cli.chat import Conversation
+from orchard.cli.main import main
+from orchard.core.errors import BadFile
+from orchard.weights.gguf.types import GGMLType
+from orchard.weights.gguf.writer import TensorOut, write_gguf
+
+PROGRAM = [sys.executable, "-c", "from orchard.cli.main import run; run()"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+WIDTH, HIDDEN, CONTEXT = 32, 64, 256
+
+
+def byte_alphabet() -> list[str]:
+    """The 256 characters that byte-level vocabularies spell bytes with (as in GPT-2)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of one layer and random weights, whose tokens are bytes."""
+    alphabet = byte_alphabet()
+    tokens = [*alphabet, alphabet[32] + "t", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    shapes = {
+        "token_embd.weight": (len(tokens), WIDTH),
+        "blk.0.attn_norm.weight": (WIDTH,),
+        "blk.0.attn_q.weight": (WIDTH, WIDTH),
+        "blk.0.attn_k.weight": (16, WIDTH),
+        "blk.0.attn_v.weight": (16, WIDTH),
+        "blk.0.attn_output.weight": (WIDTH, WIDTH),
+        "blk.0.ffn_gate.weight": (HIDDEN, WIDTH),
+        "blk.0.ffn_up.weight": (HIDDEN, WIDTH),
+        "blk.0.ffn_down.weight": (WIDTH, HIDDEN),
+        "blk.0.ffn_norm.weight": (WIDTH,),
+        "output_norm.weight": (WIDTH,),
+    }
+    random = np.random.default_rng(0)
+    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    values["token_embd.weight"][128:] = 0  # answers stay within ASCII, and never end by themselves
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": CONTEXT,
+        "llama.embedding_length": WIDTH,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 257 + [3, 3, 3],
+        "tokenizer.ggml.merges": [f"{alphabet[32]} t"],
+        "tokenizer.ggml.bos_token_id": 257,
+        "tokenizer.ggml.eos_token_id": 258,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    write_gguf(path, metadata, [TensorOut(n, v.shape, GGMLType.F32, lambda v=v: v) for n, v in values.items()])  # type: ignore[misc]
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["respond", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def test_respond_streams_what_json_tells(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--model", str(small), "--max-tokens", "12"]
+    text = answer(capsys, "hello", *common)
+    facts = json.loads(answer(capsys, "hello", *common, "--json"))
+    assert set(facts) == {"text", "ids", "finish", "usage", "seed", "model"}
+    assert text == facts["text"] + "\n"
+    assert facts["finish"] == "length" and len(facts["ids"]) == 12 == facts["usage"]["output"]
+    assert facts["model"] == str(small)
+    with_system = json.loads(answer(capsys, "hello", *common, "--json", "--system", "be brief"))
+    assert with_system["usage"]["input"] > facts["usage"]["input"]
+
+
+def test_sampling_options_reach_the_model(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["hello", "--model", str(small), "--max-tokens", "12", "--json", "--offline"]
+    sampled = [*common, "--temperature", "1.5", "--top-k", "50", "--top-p", "0.99", "--min-p", "0.001"]
+    first, second = (json.loads(answer(capsys, *sampled, "--seed", "7")) for _ in range(2))
+    other = json.loads(answer(capsys, *sampled, "--seed", "8"))
+    assert first == second and first["seed"] == 7 and first["text"] != other["text"]
+    greedy = json.loads(answer(capsys, *common))
+    penalised = json.loads(answer(capsys, *common, "--repetition-penalty", "5"))
+    assert penalised["ids"] != greedy["ids"]
+    stopped = json.loads(answer(capsys, *common, "--stop", greedy["text"][4:6]))
+    assert stopped["finish"] == "stop" and greedy["text"].startswith(stopped["text"])
+    assert greedy["text"][4:6] not in stopped["text"]
+
+
+class Input:
+    """Standard input that is no terminal."""
+
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("verb", [["respond"], ["respond", "-"], ["chat"]])
+def test_standard_input_is_one_prompt(
+    verb: list[str], small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ["--model", str(small), "--max-tokens", "6"]
+    expected = answer(capsys, "two\nlines", *common)
+    monkeypatch.setattr(sys, "stdin", Input(b"two\nlines\n"))
+    assert main([*verb, *common]) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"", "empty"), (b" \n\t\n", "empty"), (b"caf\xe9 au lait", "0xe9 at offset 3"), (b"\xff\xfeh\x00", "offset 0")],
+)
+@pytest.mark.parametrize("verb", ["respond", "chat"])
+def test_bad_input_is_wrong_usage(
+    verb: str, data: bytes, says: str, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Input(data))
+    assert main([verb, "--model", str(small)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and says in err.splitlines()[0] and err.splitlines()[1].startswith("hint: ")
+
+
+def test_an_empty_prompt_or_none_is_wrong_usage(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["respond", "", "--model", str(small)]) == 2
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert main(["respond", "--model", str(small)]) == 2
+    assert "no prompt" in capsys.readouterr().err
+
+
+def test_too_long_a_prompt_is_told_with_its_counts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["respond", "x" * 1000, "--model", str(small)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f"holds {CONTEXT}" in err
+
+
+def test_interrupting_respond_keeps_what_was_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Enough tokens to be in the middle of them when the signal comes."""
+    arguments = ["hello", "--model", str(small), "--max-tokens", "200"]
+    whole = answer(capsys, *arguments).encode()
+    command = [*PROGRAM, "respond", *arguments]
+    slowed = (
+        "import orchard.cli.common as c, time; p = c.printable; c.printable = lambda t: (time.sleep(0.05), p(t))[1]\n"
+    )
+    command[2] = slowed + command[2]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None
+    first = program.stdout.read(3)
+    program.send_signal(signal.SIGINT)
+    rest, errors = program.communicate(timeout=30)
+    assert program.returncode == 130 and errors == b""
+    written = (first + rest).removesuffix(b"\n")
+    assert whole.startswith(written) and len(written) < len(whole) - 1
+
+
+# The conversation ----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_saved_and_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Conversation("be brief")
+    first.messages += [{"role": "user", "content": "ü\n"}, {"role": "assistant", "content": "é"}]
+    assert first.command(f"/save {tmp_path / 'new' / 'a b.json'}")
+    second = Conversation()
+    assert second.command(f"/load {tmp_path / 'new' / 'a b.json'}")
+    assert second.messages == first.messages
+    second.command("/reset")
+    assert second.messages == [{"role": "system", "content": "be brief"}]
+    second.command("/system be long")
+    assert second.messages == [{"role": "system", "content": "be long"}]
+    second.command("/system")
+    assert second.messages == []
+    assert (
+        second.command("/help")
+        and second.command("/nonsense")
+        and second.command("/save")
+        and not second.command("/exit")
+    )
+    assert "there is no command /nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff",
+        b"{}",
+        b'"text"',
+        b"[1]",
+        b'[{"role": "user"}]',
+        b'[{"role": "root", "content": "x"}]',
+    ],
+)
+def test_a_damaged_conversation_changes_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    conversation = Conversation("keep")
+    with pytest.raises(BadFile) as caught:
+        conversation.load(tmp_path / "x.json")
+    assert "\n" not in caught.value.message
+    assert conversation.messages == [{"role": "system", "content": "keep"}]
+    with pytest.raises(BadFile):
+        conversation.load(tmp_path / "missing.json")
+    with pytest.raises(BadFile):
+        conversation.save(tmp_path / "x.json" / "below a file")
+
+
+def test_a_failed_turn_is_taken_back(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import orchard
+
+    lines = iter(["x" * 1000, "/load /nowhere", "/fail", "hello", ""])
+    command = Conversation.command
+
+    def failing(self: Conversation, line: str) -> bool:
+        if line == "/fail":
+            raise RuntimeError("a fault of ours")
+        return command(self, line)
+
+    monkeypatch.setattr(Conversation, "command", failing)
+
+    def typed(prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat, "_ask", typed)
+    conversation = Conversation()
+    chat.converse(conversation, orchard.load(small), {"max_tokens": 4})
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
+    assert conversation.messages[0]["content"] == "hello"
+    err = capsys.readouterr().err
+    assert err.count("error: ") == 3 and "Traceback" not in err
+
+
+def in_terminal(
+    command: Sequence[str], steps: Sequence[tuple[str, bytes]], environment: dict[str, str]
+) -> tuple[str, int]:
+    """Run a program in a terminal of its own: wait for a pattern, type something, and so on."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe(command[0], list(command), environment | {"TERM": "dumb", "COLUMNS": "80"})
+    shown, mark, left = "", 0, list(steps)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.05)[0]:
+            try:
+                data = os.read(terminal, 65536)
+            except OSError:
+                break
+            shown += data.decode(errors="replace")
+        if left and re.search(left[0][0], shown[mark:], flags=re.DOTALL):
+            mark = len(shown)
+            time.sleep(0.1)  # a key between the prompt and the reading of it can be lost to the line editor
+            os.write(terminal, left.pop(0)[1])
+    else:
+        os.kill(child, signal.SIGKILL)
+    os.close(terminal)
+    return shown, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_chat_in_a_terminal(small: Path, empty_home: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    slowed = (
+        "import orchard.cli.common as c, time; p = c.printable; c.printable = lambda t: (time.sleep(0.02), p(t))[1]\n"
+    )
+    command = [sys.executable, "-c", slowed + PROGRAM[2], "chat", "--model", str(small), "--max-tokens", "150"]
+    steps = [
+        ("> ", b"/help\n"),
+        ("> ", b"hello\n"),
+        ("hello\r\n...", b"\x03"),  # the echo, and the beginning of the answer
+        ("> ", f"/save {saved}\n".encode()),
+        ("> ", b"\x04"),
+    ]
+    shown, code = in_terminal(command, steps, dict(os.environ))
+    assert code == 0, shown
+    assert "/save FILE" in shown and "stopped" in shown and "Traceback" not in shown
+    asked, answered = json.loads(saved.read_text())["messages"]
+    assert (asked["role"], asked["content"], answered["role"]) == ("user", "hello", "assistant")
+    assert 0 < len(answered["content"]) < 150 and answered["content"][:3] in shown  # stopped, and kept
+    assert "/save" in (empty_home / "chat_history").read_text()
+
+
+def test_ctrl_c_at_the_prompt_leaves(small: Path, empty_home: Path) -> None:
+    command = [*PROGRAM, "chat", "--model", str(small)]
+    shown, code = in_terminal(command, [("> ", b"\x03")], dict(os.environ))
+    assert code == 0 and "Traceback" not in shown
+
+
+def test_chat_without_the_model_names_the_command(empty_home: Path) -> None:
+    shown, code = in_terminal([*PROGRAM, "chat"], [], dict(os.environ))
+    assert code == 2 and "orchard pull smollm2" in shown
+
+
+@pytest.mark.real
+def test_the_default_model_answers(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Paris" in answer(capsys, "What is the capital of France?", "--max-tokens", "16")

@@ -1,0 +1,67 @@
+"""What every test gets: no network, one thread, a repeatable hypothesis, and the default model on request."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_NETWORK = ROOT / "tools" / "no_network"
+
+# Before torch or transformers are imported anywhere: they read these once. Programs started by tests inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["ORCHARD_NO_NETWORK"] = "1"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(NO_NETWORK), os.environ.get("PYTHONPATH", "")]))
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("no_network", NO_NETWORK / "sitecustomize.py")
+assert _spec is not None and _spec.loader is not None
+_spec.loader.exec_module(importlib.util.module_from_spec(_spec))  # installs the hook in this process
+
+settings.register_profile("ci", deadline=None, derandomize=os.environ.get("CI", "").lower() in ("1", "true"))
+settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets are refused, here and in programs that a test starts, unless the test is marked otherwise."""
+    if request.node.get_closest_marker("loopback"):
+        monkeypatch.setenv("ORCHARD_NO_NETWORK", "loopback")
+    if request.node.get_closest_marker("network"):
+        for name in ("ORCHARD_NO_NETWORK", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tests run several processes at once; more threads would only fight over the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty model store of this test's own (ORCHARD_HOME, for programs that it starts as well)."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("ORCHARD_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model's file. Without it the tests marked `real` fail: a skip would look like a pass."""
+    from orchard.core.errors import OrchardError
+    from orchard.weights.library import Library
+
+    try:
+        return Library().resolve("smollm2")
+    except OrchardError as error:
+        pytest.fail(f"the default model is needed: {error}. Run `make test`, or `orchard pull smollm2` first.")

@@ -1,0 +1,168 @@
+"""Cancelling, closing, overflow, broken numbers, and what a step costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from orchard.cache.policies import Window
+from orchard.cache.store import Store
+from orchard.core.errors import ContextOverflow, UsageError
+from orchard.generate import Engine, NumericError, Request, Sampling
+from orchard.text.tokenizer import Tokenizer
+
+Make = Callable[..., Any]
+
+
+def test_cancel_stops_within_one_token_and_frees_the_stores(watched: Make, tokenizer: Tokenizer) -> None:
+    model, cancel = watched(), threading.Event()
+    pieces = Engine(model, tokenizer).run([Request(ids=(1, 2, 3)), Request(ids=(4,))], cancel=cancel)
+    seen = [next(pieces) for _ in range(5)]
+    calls = len(model.chunks)
+    cancel.set()
+    rest = list(pieces)
+    assert len(model.chunks) == calls
+    assert [index for index, _ in rest] == [1, 0, 1]  # the token already chosen, then one last piece each
+    assert [piece.finish for _, piece in rest] == [None, "cancelled", "cancelled"]
+    assert [piece.id for _, piece in rest][1:] == [None, None]
+    ids = [piece.id for index, piece in [*seen, *rest] if index == 0 and piece.id is not None]
+    assert "".join(piece.text for index, piece in [*seen, *rest] if index == 0) == tokenizer.decode(ids)
+    assert model.caches[0]() is None
+
+
+def test_cancel_before_and_while_reading_the_prompt(watched: Make, tokenizer: Tokenizer) -> None:
+    model, cancel = watched(), threading.Event()
+    cancel.set()
+    engine = Engine(model, tokenizer, prefill_chunk=4)
+    (answer,) = engine.answer([Request(ids=(1,) * 30)], cancel=cancel)
+    assert (answer.ids, answer.text, answer.finish, model.chunks) == ((), "", "cancelled", [])
+    cancel.clear()
+    model.on_hidden = cancel.set
+    (answer,) = engine.answer([Request(ids=(1,) * 30)], cancel=cancel)
+    assert (answer.ids, answer.finish, model.chunks) == ((), "cancelled", [(1, 4)])
+    # An event that is cleared again does not bring a half-read prompt to the head.
+    cancel.clear()
+    model.on_hidden = lambda: cancel.set() if len(model.chunks) == 3 else cancel.clear()
+    (answer,) = engine.answer([Request(ids=(1,) * 30)], cancel=cancel)
+    assert answer.finish == "cancelled"
+
+
+def test_closing_frees_the_stores_at_once(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched()
+    pieces = Engine(model, tokenizer).run([Request(ids=(1, 2, 3))] * 3)
+    assert model.caches == [], "nothing is made before the first piece is asked for"
+    next(pieces)
+    assert model.caches[0]() is not None
+    calls = len(model.chunks)
+    pieces.close()
+    assert model.caches[0]() is None and len(model.chunks) == calls
+    assert list(pieces) == []
+
+
+def test_finished_runs_leave_nothing(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched()
+    Engine(model, tokenizer).answer([Request(ids=(1, 2), max_tokens=3), Request(ids=(3,), max_tokens=2)])
+    assert model.caches[0]() is None
+
+
+def test_inference_mode_stays_inside(watched: Make, tokenizer: Tokenizer) -> None:
+    model, inside = watched(), []
+    model.on_hidden = lambda: inside.append(torch.is_inference_mode_enabled())
+    for _ in Engine(model, tokenizer, prefill_chunk=2).run([Request(ids=(1, 2, 3), max_tokens=4, logprobs=1)] * 2):
+        assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+        weight = torch.ones(2, requires_grad=True)
+        (weight * 2).sum().backward()
+        assert weight.grad is not None
+    assert inside and all(inside)
+
+
+@pytest.mark.parametrize(("tokens", "over"), [(64, 1), (65, 2), (1000, 937)])
+def test_overflow_gives_the_counts_before_any_work(tokens: int, over: int, watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched(context=64)
+    requests = [Request(ids=(1,)), Request(ids=(1,) * tokens)]
+    with pytest.raises(ContextOverflow) as caught:
+        Engine(model, tokenizer).run(requests)  # at the call, not at the first piece
+    assert (caught.value.tokens, caught.value.limit) == (tokens, 64)
+    assert f"request 1 by at least {over:,} " in caught.value.hint
+    assert model.caches == [] and model.chunks == []
+    with pytest.raises(ContextOverflow):
+        Engine(model, tokenizer).stream(requests[1])
+
+
+def test_one_bad_request_rejects_the_list(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched()
+    engine = Engine(model, tokenizer)
+    with pytest.raises(UsageError, match="request 1: token id 9999 is outside the vocabulary of 262"):
+        engine.answer([Request(ids=(1,)), Request(ids=(2, 9999))])
+    with pytest.raises(UsageError, match="263 alternatives"):
+        engine.answer([Request(ids=(1,), logprobs=263)])
+    with pytest.raises(UsageError, match="prefill_chunk"):
+        Engine(model, tokenizer, prefill_chunk=0)
+    assert model.chunks == []
+    assert engine.answer([]) == []
+    (most,) = engine.answer([Request(ids=(261,), logprobs=262, max_tokens=1)])
+    assert most.logprobs is not None and len(most.logprobs[0].top) == 262
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_scores_are_named(bad: float, temperature: float, watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched()
+    score = model.scores
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        out = score(hidden)
+        if len(model.scored) == 3:
+            out[1, 7] = bad
+        return out
+
+    model.scores = broken
+    request = Request(ids=(1, 2), sampling=Sampling(temperature=temperature), seed=1)
+    with pytest.raises(NumericError, match=r"request 1 are broken after 2 new tokens: (1|0) of 262 are NaN") as caught:
+        Engine(model, tokenizer).answer([request, request])
+    assert caught.value.code == "numeric" and caught.value.hint
+
+
+def test_rules_that_leave_nothing_are_an_error(watched: Make, tokenizer: Tokenizer) -> None:
+    rules = (lambda scores, state: torch.full_like(scores, float("-inf")),)
+    for temperature in (0.0, 1.0):
+        request = Request(ids=(1,), rules=rules, sampling=Sampling(temperature=temperature, top_p=0.5, top_k=3))
+        with pytest.raises(NumericError, match="no token to choose"):
+            Engine(watched(), tokenizer).answer([request])
+
+
+def test_a_step_sees_what_is_cached_not_what_could_be(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched(context=1024)
+    requests = [Request(ids=tuple(range(70)), max_tokens=70), Request(ids=(5, 6), max_tokens=900)]
+    pieces = Engine(model, tokenizer, prefill_chunk=64).run(requests)
+    for _ in range(2 * 70 + 10):
+        next(pieces)
+    assert model.lengths == [902]
+    assert model.chunks[:3] == [(2, 32), (2, 32), (2, 6)], "chunks count tokens over all sequences"
+    assert model.chunks[3:] == [(2, 1)] * 69 + [(1, 1)] * 10, "finished rows are gone"
+    longest = [32, 64, 70, *range(71, 71 + 69), *range(72, 72 + 10)]
+    assert model.slots == [-(-length // 64) * 64 for length in longest]
+    assert model.scored == [(2, 32)] * 70 + [(1, 32)] * 10, "only the last token goes through the head"
+
+
+def test_a_window_bounds_the_view(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched(context=512, stores=[partial(Store.Config, policy=Window.Config(window=16, sinks=4))] * 2)
+    Engine(model, tokenizer, prefill_chunk=8).answer([Request(ids=(3,) * 100, max_tokens=50)])
+    assert max(model.slots) == 16 + 4 + 8 and model.slots[-1] == 20
+
+
+def test_no_memory_is_said_in_words(watched: Make, tokenizer: Tokenizer) -> None:
+    model = watched()
+    engine = Engine(model, tokenizer)
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")):
+        model.cache = lambda error=error, **_: (_ for _ in ()).throw(error)
+        with pytest.raises(UsageError, match="no memory for 1 sequences of 64 tokens"):
+            engine.answer([Request(ids=(1,), max_tokens=63)])
+    model.cache = lambda **_: (_ for _ in ()).throw(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        engine.answer([Request(ids=(1,))])

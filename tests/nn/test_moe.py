@@ -1,0 +1,154 @@
+"""Mixtures of experts against a loop over tokens, and the balance loss at its known points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchard.core.context import Context
+from orchard.core.errors import ConfigError
+from orchard.nn.linear import GroupedLinear
+from orchard.nn.mlp import ACTIVATIONS, GatedMLP
+from orchard.nn.moe import MoE, TopK
+from tests.matrix import axes
+
+DIM, HIDDEN, EXPERTS = 8, 16, 4
+
+
+def mixture(k: int = 2, renormalize: bool = True, **fields: Any) -> MoE:
+    torch.manual_seed(k)
+    router = TopK.Config(k=k, renormalize=renormalize)
+    module: MoE = MoE.Config(dim=DIM, hidden_dim=HIDDEN, experts=EXPERTS, router=router, **fields).build()
+    module.router.gate.assign(torch.randn(EXPERTS, DIM))
+    for part in (module.gate, module.up, module.down):
+        part.assign(torch.randn(part.shape) * 0.4)
+    return module
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@torch.no_grad()
+def test_a_mixture_is_a_loop_over_tokens_and_experts(k: int, renormalize: bool, activation: str) -> None:
+    module = mixture(k, renormalize, activation=activation)
+    x = torch.randn(2, 5, DIM)
+    y = module(x, Context.whole(x[..., 0]))
+    gate, up, down = (part.dense() for part in (module.gate, module.up, module.down))
+    for b in range(2):
+        for t in range(5):
+            chances = (module.router.gate.dense() @ x[b, t]).softmax(0)
+            best = sorted(range(EXPERTS), key=lambda e: -float(chances[e]))[:k]
+            total = sum(float(chances[e]) for e in best) if renormalize else 1.0
+            want = torch.zeros(DIM)
+            for e in best:
+                hidden = ACTIVATIONS[activation](gate[e] @ x[b, t]) * (up[e] @ x[b, t])
+                want += float(chances[e]) / total * (down[e] @ hidden)
+            torch.testing.assert_close(y[b, t], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", axes.formats())
+@torch.no_grad()
+def test_experts_live_in_any_format(name: str) -> None:
+    part = GroupedLinear.Config(format=axes.formats()[name])
+    module, plain = mixture(gate=part, up=part, down=part), mixture()
+    for key in ("gate", "up", "down"):
+        getattr(plain, key).assign(getattr(module, key).dense())
+    x = torch.randn(1, 6, DIM)
+    torch.testing.assert_close(module(x, Context.whole(x[..., 0])), plain(x, Context.whole(x[..., 0])))
+
+
+@torch.no_grad()
+def test_an_expert_that_nobody_chooses_is_no_problem() -> None:
+    module = mixture(k=1)
+    module.router.gate.assign(torch.zeros(EXPERTS, DIM).index_fill_(0, torch.tensor([2]), 1.0))
+    x = torch.rand(1, 3, DIM)  # positive, so expert 2 always wins
+    y = module(x, Context.whole(x[..., 0]))
+    hidden = torch.nn.functional.silu(x @ module.gate.dense()[2].T) * (x @ module.up.dense()[2].T)
+    torch.testing.assert_close(y, hidden @ module.down.dense()[2].T, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_one_expert_is_a_gated_mlp() -> None:
+    one = MoE.Config(dim=DIM, hidden_dim=HIDDEN, experts=1, router=TopK.Config(k=1)).build()
+    mlp = GatedMLP.Config(dim=DIM, hidden_dim=HIDDEN).build()
+    for key in ("gate", "up", "down"):
+        getattr(mlp, key).assign(getattr(one, key).dense()[0])
+    x = torch.randn(2, 3, DIM)
+    context = Context.whole(x[..., 0])
+    torch.testing.assert_close(one(x, context), mlp(x, context))
+
+
+@torch.no_grad()
+def balance(module: MoE, x: torch.Tensor) -> float:
+    return float(balance_of(module, x))
+
+
+def balance_of(module: MoE, x: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    context = Context.whole(x[..., 0], valid)
+    module(x, context)
+    (value,) = context.collected["moe.balance"]
+    return value
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_balance_is_one_when_all_experts_share_equally(k: int) -> None:
+    module = mixture(k)
+    module.router.gate.assign(torch.eye(EXPERTS, DIM) * 3)
+    ring = torch.stack([torch.eye(DIM)[e] + 0.1 * torch.eye(DIM)[(e + 1) % EXPERTS] for e in range(EXPERTS)])
+    assert balance(module, ring[None]) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_balance_is_one_for_a_router_that_knows_nothing() -> None:
+    module = mixture(2)
+    module.router.gate.assign(torch.zeros(EXPERTS, DIM))
+    assert balance(module, torch.randn(1, 7, DIM)) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_balance_is_the_number_of_experts_over_k_when_all_choose_alike() -> None:
+    module = mixture(1)
+    module.router.gate.assign(torch.zeros(EXPERTS, DIM).index_fill_(0, torch.tensor([2]), 50.0))
+    assert balance(module, torch.rand(1, 5, DIM) + 0.1) == pytest.approx(EXPERTS, abs=1e-3)
+
+
+def test_padding_does_not_count_and_the_router_learns_from_the_balance() -> None:
+    module, x = mixture(2), torch.randn(1, 6, DIM)
+    valid = torch.tensor([[True, True, True, True, False, False]])
+    value = balance_of(module, x, valid)
+    assert float(value.detach()) == pytest.approx(balance(module, x[:, :4]), abs=1e-6)
+    value.backward()
+    assert module.router.gate.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("k", [0, 5, -1])
+def test_an_impossible_choice_is_refused(k: int) -> None:
+    with pytest.raises(ConfigError, match="cannot be chosen"):
+        MoE.Config(dim=DIM, hidden_dim=HIDDEN, experts=4, router=TopK.Config(k=k)).complete()
+
+
+def test_an_mlp_becomes_a_mixture_by_derivation_and_keeps_its_formats() -> None:
+    int8 = axes.formats()["Int8.groups"]
+    mlp = GatedMLP.Config(hidden_dim=HIDDEN, activation="gelu").set("gate.format", int8)
+    cfg = mlp.derive(MoE, experts=3, dim=DIM).complete()
+    assert isinstance(cfg.gate, GroupedLinear.Config) and cfg.gate.format == int8 and cfg.activation == "gelu"
+    assert cfg.down.count == 3 and cfg.down.out_dim == DIM
+    x = torch.randn(1, 2, DIM)
+    assert cfg.build()(x, Context.whole(x[..., 0])).shape == x.shape
+
+
+def test_an_unknown_activation_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        GatedMLP.Config(dim=2, hidden_dim=2, activation="sulu").build()
+    assert "silu" in caught.value.hint
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gated_mlp_is_its_formula(activation: str) -> None:
+    torch.manual_seed(0)
+    mlp = GatedMLP.Config(dim=DIM, hidden_dim=HIDDEN, activation=activation).build()
+    x = torch.randn(1, 3, DIM)
+    gate, up, down = (part.dense() for part in (mlp.gate, mlp.up, mlp.down))
+    for t in range(3):
+        want = down @ (ACTIVATIONS[activation](gate @ x[0, t]) * (up @ x[0, t]))
+        torch.testing.assert_close(mlp(x, Context.whole(x[..., 0]))[0, t], want, atol=1e-6, rtol=1e-5)
