@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import BadFile, ModelNotFound, UnsupportedFormat, UsageError
 from orchard.core.files import atomic_write, disk_errors, safe_join, write_text
+from orchard.weights.mapped import AGAIN, json_object
 from orchard.weights.safetensors import (
-    AGAIN,
     Lazy,
     SafeTensorInfo,
     SafetensorsFile,
     announce,
-    json_object,
     stored_bytes,
     write_safetensors,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchard.core.errors import BadFile, ModelNotFound, UnsupportedFormat, UsageError
+from orchard.core.errors import BadFile, UnsupportedFormat, UsageError
 from orchard.core.files import atomic_write
+from orchard.weights.mapped import AGAIN, json_object, map_file
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,6 @@ MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_HEADER_VALUES = 1_000_000  # a tensor takes six; a hostile header must not become millions of small objects
 MAX_DIMS = 32
 MAX_ELEMENTS = 2**63 - 1
-AGAIN = "the file is damaged or incomplete; download it again"
 
 # dtype name -> (bits of one value, name in torch or "" where Orchard cannot read it)
 _DTYPES: dict[str, tuple[int, str]] = {
@@ -55,43 +54,6 @@ _DTYPES: dict[str, tuple[int, str]] = {
     "F4": (4, ""),
 }
 _NAMES = {torch_name: name for name, (_, torch_name) in _DTYPES.items() if torch_name}
-
-
-def map_file(path: Path) -> mmap.mmap | bytes:
-    """The file's bytes, mapped and not read; typed errors where there is no such file. An empty file is `b""`."""
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"there is no file {path}", hint="check the path") from error
-    except IsADirectoryError as error:
-        raise BadFile(f"{path} is a folder, not a file", hint="name the file inside it") from error
-    except (OSError, ValueError) as error:
-        raise BadFile(f"{path} cannot be opened: {error}", hint="check the path and its permissions") from error
-
-
-def json_object(data: bytes, what: str) -> dict[str, Any]:
-    """Parse JSON from outside that must be an object; anything wrong with it becomes `BadFile`."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name appears twice in one object")
-        return found
-
-    try:
-        # Brackets cost far more memory than text; no header needs one in every few bytes.
-        if data.count(b"[") + data.count(b"{") > 4096 + len(data) // 8:
-            raise ValueError("it is made of brackets")
-        parsed = json.loads(data.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise BadFile(f"{what} is not valid JSON: {reason}", hint=AGAIN) from None
-    if not isinstance(parsed, dict):
-        raise BadFile(f"{what} holds a JSON {type(parsed).__name__}, not an object", hint=AGAIN)
-    return parsed
 
 
 @dataclass(frozen=True, slots=True)

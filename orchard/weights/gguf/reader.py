@@ -27,7 +27,7 @@ from orchard.weights.gguf.types import (
     MetadataType,
     Typed,
 )
-from orchard.weights.safetensors import map_file
+from orchard.weights.mapped import map_file
 
 if TYPE_CHECKING:
     import torch
