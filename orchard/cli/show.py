@@ -155,7 +155,7 @@ def _config_text(path: Path) -> str:
     from orchard.weights.checkpoint import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        return str(checkpoint.config().describe())
+        return str(checkpoint.config().complete().describe())
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -44,7 +44,8 @@ def from_dict(data: Mapping[str, Any]) -> Any:
 
 
 def describe(cfg: Config) -> str:
-    """Indented text. Equal neighbours in a list are folded into one entry such as `[0..28]`."""
+    """Indented text. Equal neighbours in a list are folded into one entry such as `[0..28]`; whole numbers that count the
+    entries (a layer's own number) do not stand in the way and are shown as `0..28`."""
     return "\n".join(_lines(cfg, ""))
 
 
@@ -122,12 +123,14 @@ def _lookup(name: str) -> type:
     return kind
 
 
-def _lines(value: Any, indent: str) -> list[str]:
+def _lines(value: Any, indent: str, last: Any = None) -> list[str]:
+    """`last` is the end of a folded run: where it differs from `value` (numbers that count up), both ends are shown."""
     deeper = indent + "  "
     if isinstance(value, Config):
         lines = [_label(value)]
         for field in dataclasses.fields(value):  # type: ignore[arg-type]
-            first, *rest = _lines(getattr(value, field.name), deeper)
+            end = getattr(last, field.name) if last is not None else None
+            first, *rest = _lines(getattr(value, field.name), deeper, end)
             lines += [f"{deeper}{field.name}: {first}", *rest]
         return lines
     if isinstance(value, (list, tuple, dict)) and any(isinstance(item, Config) for item in _items_of(value)):
@@ -136,14 +139,29 @@ def _lines(value: Any, indent: str) -> list[str]:
         start = 0
         while start < len(entries):
             end = start
-            while end + 1 < len(entries) and entries[end + 1][1] == entries[start][1]:
+            while end + 1 < len(entries):
+                later = entries[end + 1][1]
+                if not _continues(entries[start][1], later, end + 1 - start) or not _continues(
+                    entries[end][1], later, 1
+                ):
+                    break
                 end += 1
             name = f"[{entries[start][0]}]" if start == end else f"[{entries[start][0]}..{entries[end][0]}]"
-            first, *rest = _lines(entries[start][1], deeper)
+            first, *rest = _lines(entries[start][1], deeper, entries[end][1] if end > start else None)
             lines += [f"{deeper}{name} {first}", *rest]
             start = end + 1
         return lines
-    return [_short(value)]
+    return [_short(value) if last is None or last == value else f"{_short(value)}..{_short(last)}"]
+
+
+def _continues(first: Any, later: Any, distance: int) -> bool:
+    """Whether `later` is what `first` is, `distance` places on: equal, but for whole numbers that count the places."""
+    if isinstance(first, Config) and type(first) is type(later):
+        names = [field.name for field in dataclasses.fields(first)]  # type: ignore[arg-type]
+        return all(_continues(getattr(first, name), getattr(later, name), distance) for name in names)
+    if type(first) is int and type(later) is int:
+        return later in (first, first + distance)
+    return bool(first == later)
 
 
 def _items_of(value: Any) -> list[Any]:

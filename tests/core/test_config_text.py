@@ -232,3 +232,20 @@ def test_a_transform_reads_as_one_line_over_all_layers() -> None:
     base = Box.Config(items=[Box.Config(first=Mark.Config()) for _ in range(30)])
     other = base.rewrite(Mark, lambda node: Box.Config(first=node))
     assert told(base, other) == ["items[0..29].first: Mark → Box"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0, 1, 2, 3), ["[0..3] Mark: 0..3"]),
+        ((5, 5, 5), ["[0..2] Mark: 5"]),
+        ((0, 1, 0), ["[0..1] Mark: 0..1", "[2] Mark: 0"]),
+        ((0, 0, 2), ["[0..1] Mark: 0", "[2] Mark: 2"]),
+        ((3, 2), ["[0] Mark: 3", "[1] Mark: 2"]),
+    ],
+)
+def test_describe_folds_numbers_that_count(numbers: tuple[int, ...], expected: list[str]) -> None:
+    lines = Box.Config(items=marks(*numbers)).describe().splitlines()
+    heads = [line.strip() for line in lines if line.strip().startswith("[")]
+    values = [lines[i + 1].split(": ")[1] for i, line in enumerate(lines) if line.strip().startswith("[")]
+    assert [f"{head}: {value}" for head, value in zip(heads, values, strict=True)] == expected

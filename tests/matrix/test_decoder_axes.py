@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from orchard.cache.codecs import Codec
 from orchard.cache.store import Store
 from orchard.core.config import BaseConfig
 from orchard.core.context import Context, KVView, Rotate
@@ -267,3 +269,32 @@ def test_a_whole_decoder_step_compiles_without_a_break(case: dict[str, str]) -> 
         for p in range(6):
             positions = torch.full((2, 1), p)
             close(fast(compiled, ids[:, p : p + 1], positions), step(plain, ids[:, p : p + 1], positions))
+
+
+# Discovery ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_part_found_has_an_example() -> None:
+    missing = axes.without_example()
+    assert not missing, f"give these an entry in EXAMPLES of tests/matrix/axes.py: {missing}"
+    assert all(axes.parts().values())
+
+
+def test_a_new_file_joins_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "grown_codecs"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "fresh.py").write_text(
+        "from orchard.cache.codecs.plain import Plain\n"
+        "from orchard.core.config import REQUIRED, BaseConfig, config\n"
+        "class Fresh(Plain):\n"
+        "    @config\n"
+        "    class Config(BaseConfig):\n"
+        "        bits: int = REQUIRED\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import grown_codecs  # type: ignore[import-not-found]
+
+    (found,) = axes.discover(grown_codecs, Codec)
+    assert found.__name__ == "Fresh"
+    assert axes._needs_example(found)  # and is asked for its arguments
