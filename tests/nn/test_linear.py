@@ -14,6 +14,7 @@ each_format = pytest.mark.parametrize("name", FORMATS)
 
 @each_format
 @pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
 def test_linear_is_rows_times_vector_plus_bias(name: str, bias: bool) -> None:
     torch.manual_seed(0)
     layer = Linear.Config(in_dim=16, out_dim=5, bias=bias, format=FORMATS[name]).build()
@@ -87,5 +88,5 @@ def test_assigning_keeps_what_is_trained_and_what_is_frozen() -> None:
 
 def test_new_weights_are_small_and_random() -> None:
     torch.manual_seed(0)
-    one, other = (Linear.Config(in_dim=100, out_dim=100).build().weight for _ in range(2))
+    one, other = (Linear.Config(in_dim=100, out_dim=100).build().weight.detach() for _ in range(2))
     assert 0.015 < float(one.std()) < 0.025 and not one.equal(other)

@@ -38,11 +38,11 @@ class Rotary(Configurable):
         return self._frequencies[device]
 
     def __call__(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        """Rotate x [B, H, T, D] at positions [B, 1|H, T]."""
-        gain = 1.0 if self.scaling is None else self.scaling.gain
-        _, cos, sin = context.once(
-            (self.key, id(positions)),
-            # The positions are kept beside their tables: an id is only unique while its object lives.
-            lambda: (positions, *rope.tables(positions, self.frequencies(x.device), gain)),
-        )
+        """Rotate x [B, H, T, D] at positions [B, 1|H, T]. Tables for the step's own positions are made once."""
+
+        def tables() -> tuple[Tensor, Tensor]:
+            gain = 1.0 if self.scaling is None else self.scaling.gain
+            return rope.tables(positions, self.frequencies(x.device), gain)
+
+        cos, sin = context.once(self.key, tables) if positions is context.places else tables()
         return rope.rotate(x, cos, sin)
