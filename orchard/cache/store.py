@@ -101,15 +101,15 @@ class Cache:
         device: torch.device | None = None,
     ) -> None:
         self.length = length
-        self.tables: dict[str, Slots] = {}
+        self.tables: dict[object, Slots] = {}
         self.stores: dict[int, Store] = {}
         for layer, cfg in enumerate(configs):
             if cfg.owner is not None:
                 continue
-            key = repr(cfg.policy)
+            key = (type(cfg.policy), repr(cfg.policy))
             if key not in self.tables:
                 policy: Policy = cfg.policy.build()
-                self.tables[key] = Slots(policy, batch, policy.capacity(length), device)
+                self.tables[key] = Slots(policy, batch, length, device)
             self.stores[layer] = cfg.build(slots=self.tables[key], dtype=dtype, device=device)
 
     def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView:

@@ -122,7 +122,9 @@ class Config:
         if missing:
             # Below a node that could not be wired it is not known what it would have filled: name its own fields only.
             known = [path for path in missing if not any(_below(path, node) for node in unwired)]
-            names = ", ".join(known or missing)
+            from orchard.core.config_text import fold_paths
+
+            names = ", ".join(fold_paths(known or missing))
             raise ConfigError(f"{_name(self)}: required fields are missing: {names}", hint="set them before build()")
         if unwired:
             where = unwired[0] or "the root"
@@ -166,9 +168,9 @@ class Config:
         yield from _walk(self, "")
 
     def find(self, kind: type[Configurable] | type[C], where: Where = None) -> list[tuple[str, Any]]:
-        """All nodes of a kind (its subclasses too), optionally filtered by path pattern or predicate."""
-        target = _target(kind)
-        return [(path, node) for path, node in self.walk() if isinstance(node, target) and _matches(where, path, node)]
+        """All nodes of a kind, optionally filtered by path pattern or predicate. A kind without a config of its own (an
+        abstract `Policy` or `Format`) finds every config that builds one."""
+        return [(path, node) for path, node in self.walk() if _is(node, kind) and _matches(where, path, node)]
 
     def rewrite(self: C, kind: type, fn: Callable[[Any], Any], where: Where = None) -> C:
         """A new tree in which `fn(node)` stands for every node of `kind`. Children are rewritten before their parents,
@@ -177,13 +179,13 @@ class Config:
         `where` is a path pattern (`"layers[*].mlp"`, `*` matches anything but `[` and `]` are literal) or a predicate
         `(path, node) -> bool`. A rewrite that finds nothing is an error: silence would hide a typing mistake.
         """
-        target, count = _target(kind), 0
+        count = 0
 
         def visit(value: Any, path: str) -> Any:
             nonlocal count
             if isinstance(value, Config):
                 new = type(value)(**{name: visit(child, _join(path, name)) for name, child in _items(value)})
-                if isinstance(value, target) and _matches(where, path, value):
+                if _is(value, kind) and _matches(where, path, value):
                     count += 1
                     return _copy(fn(new))  # a node that `fn` returns twice must not stand in two places
                 return new
@@ -247,12 +249,17 @@ def _name(cfg: Config) -> str:
 
 
 def _kind_name(kind: type) -> str:
-    target = _target(kind)
-    return target.builds.__name__ if target.builds is not None else target.__name__
+    builds = getattr(kind, "builds", None)
+    return builds.__name__ if builds is not None else kind.__name__
 
 
-def _target(kind: type) -> Any:
-    return kind if issubclass(kind, Config) else getattr(kind, "Config")  # noqa: B009
+def _is(node: Config, kind: type) -> bool:
+    if issubclass(kind, Config):
+        return isinstance(node, kind)
+    nested = getattr(kind, "Config", None)
+    if nested is not None:
+        return isinstance(node, nested)
+    return node.builds is not None and issubclass(node.builds, kind)
 
 
 def _items(cfg: Config) -> Iterator[tuple[str, Any]]:

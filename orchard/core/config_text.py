@@ -170,8 +170,11 @@ def _items_of(value: Any) -> list[Any]:
 
 def _short(value: Any) -> str:
     if isinstance(value, Config):
-        return _label(value)
-    text = repr(value)
+        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
+        told = [f"{name}={item!r}" for name, item in plain.items() if isinstance(item, _PLAIN) and item is not None]
+        text = f"{_label(value)}({', '.join(told)})" if told else _label(value)
+    else:
+        text = repr(value)
     return text if len(text) <= 100 else text[:97] + "…"
 
 
@@ -198,6 +201,11 @@ def _compare(old: Any, new: Any, path: str, changes: list[tuple[str, str, str]])
                 _compare(old[key], new[key], f"{path}[{key}]", changes)
     elif old is not new and old != new:
         changes.append((path, _short(old), _short(new)))
+
+
+def fold_paths(paths: list[str]) -> list[str]:
+    """The same paths in fewer words: `layers[0].dim, layers[1].dim` becomes `layers[0..1].dim`."""
+    return [change.path for change in _fold([(path, "", "") for path in paths])]
 
 
 def _fold(changes: list[tuple[str, str, str]]) -> list[Change]:

@@ -24,8 +24,18 @@ class OrchardError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process borders (workers, pools) with their hints and counts."""
+        return _restore, (type(self), self.message, dict(self.__dict__))
+
     def to_dict(self) -> dict[str, object]:
         return {"code": self.code, "message": self.message, "hint": self.hint, "retryable": self.retryable}
+
+
+def _restore(kind: type[OrchardError], message: str, state: dict[str, object]) -> OrchardError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(OrchardError):

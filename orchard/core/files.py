@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,10 @@ def safe_join(folder: Path, name: str) -> Path:
     base = folder.resolve()
     if not name or "\x00" in name or Path(name).is_absolute():
         raise BadFile(f"{name!r} is not a usable file name", hint="names must be relative and inside their folder")
-    joined = (base / name).resolve()
+    try:
+        joined = (base / name).resolve()
+    except (ValueError, OSError) as error:
+        raise BadFile(f"{name!r} is not a usable file name", hint="the file that names it is damaged") from error
     if joined == base or not joined.is_relative_to(base):
         raise BadFile(f"{name!r} leads out of its folder", hint="the file that names it is damaged or hostile")
     return joined
@@ -41,14 +44,13 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     path = Path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.part")
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the user's umask applies
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):

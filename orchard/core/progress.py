@@ -38,7 +38,7 @@ def progress(title: str, *, total: float | None = None, unit: str = "items") -> 
         [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
     )
     columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task(title, total=total)
 
         def advance(amount: float = 1, *, note: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ def fresh_seed() -> int:
 
 def fold(seed: int, *names: str | int) -> int:
     """A seed of its own for each named part: independent of the order in which parts are made."""
-    text = "/".join([str(seed), *map(str, names)])
+    text = json.dumps([seed, *names])  # unlike a joined text, no two lists of names give the same
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

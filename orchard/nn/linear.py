@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.errors import ConfigError
 from orchard.nn.formats import Format, Packed, Plain
 
 INIT_STD = 0.02
@@ -39,6 +40,8 @@ class Weight(nn.Module):
 
     def assign(self, weight: Tensor) -> None:
         """Pack a dense weight into this module, replacing what was there (also on the meta device)."""
+        if tuple(weight.shape) != self.shape:
+            raise ConfigError(f"a weight of shape {tuple(weight.shape)} where {self.shape} belongs", hint="reshape it")
         for name, value in self.format.pack(weight).items():
             old = getattr(self, name)
             new = value.detach()

@@ -97,3 +97,5 @@ def _check_owners(layers: list[Block.Config]) -> None:
             raise UnsupportedPair(f"layer {layer} reads layer {owner}, which keeps no store", hint="name its owner")
         if (other.kv_heads, other.head_dim) != (mixer.kv_heads, mixer.head_dim):
             raise UnsupportedPair(f"layers {layer} and {owner} have different key/value heads", hint="make them equal")
+        if other.rotary != mixer.rotary:
+            raise UnsupportedPair(f"layers {layer} and {owner} have different rotary positions", hint="make them equal")

@@ -15,74 +15,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from orchard.cli import chat
 from orchard.cli.chat import Conversation
 from orchard.cli.main import main
 from orchard.core.errors import BadFile
-from orchard.weights.gguf.types import GGMLType
-from orchard.weights.gguf.writer import TensorOut, write_gguf
+from tests.tiny import CONTEXT, tiny_gguf
 
 PROGRAM = [sys.executable, "-c", "from orchard.cli.main import run; run()"]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
-WIDTH, HIDDEN, CONTEXT = 32, 64, 256
-
-
-def byte_alphabet() -> list[str]:
-    """The 256 characters that byte-level vocabularies spell bytes with (as in GPT-2)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama of one layer and random weights, whose tokens are bytes."""
-    alphabet = byte_alphabet()
-    tokens = [*alphabet, alphabet[32] + "t", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-    shapes = {
-        "token_embd.weight": (len(tokens), WIDTH),
-        "blk.0.attn_norm.weight": (WIDTH,),
-        "blk.0.attn_q.weight": (WIDTH, WIDTH),
-        "blk.0.attn_k.weight": (16, WIDTH),
-        "blk.0.attn_v.weight": (16, WIDTH),
-        "blk.0.attn_output.weight": (WIDTH, WIDTH),
-        "blk.0.ffn_gate.weight": (HIDDEN, WIDTH),
-        "blk.0.ffn_up.weight": (HIDDEN, WIDTH),
-        "blk.0.ffn_down.weight": (WIDTH, HIDDEN),
-        "blk.0.ffn_norm.weight": (WIDTH,),
-        "output_norm.weight": (WIDTH,),
-    }
-    random = np.random.default_rng(0)
-    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    values["token_embd.weight"][128:] = 0  # answers stay within ASCII, and never end by themselves
-    metadata = {
-        "general.architecture": "llama",
-        "llama.block_count": 1,
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": WIDTH,
-        "llama.feed_forward_length": HIDDEN,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0,
-        "llama.vocab_size": len(tokens),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * 257 + [3, 3, 3],
-        "tokenizer.ggml.merges": [f"{alphabet[32]} t"],
-        "tokenizer.ggml.bos_token_id": 257,
-        "tokenizer.ggml.eos_token_id": 258,
-        "tokenizer.chat_template": TEMPLATE,
-    }
-    path = tmp_path_factory.mktemp("model") / "small.gguf"
-    write_gguf(path, metadata, [TensorOut(n, v.shape, GGMLType.F32, lambda v=v: v) for n, v in values.items()])  # type: ignore[misc]
-    return path
+    return tiny_gguf(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

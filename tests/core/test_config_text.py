@@ -218,20 +218,20 @@ def test_diff_tells_added_removed_and_replaced_parts() -> None:
     base = Box.Config(first=Mark.Config(), second={"a": 1, "b": None}, items=marks(1, 2))
     other = Box.Config(first=Box.Config(), second={"a": 2, "c": None}, items=marks(1))
     assert told(base, other) == [
-        "first: Mark → Box",
+        "first: Mark(value=0) → Box",
         "second[a]: 1 → 2",
         "second[b]: None → nothing",
         "second[c]: nothing → None",
-        "items[1]: Mark → nothing",
+        "items[1]: Mark(value=2) → nothing",
     ]
-    assert told(Box.Config(items=[]), Box.Config(items=marks(3, 3))) == ["items[0..1]: nothing → Mark"]
+    assert told(Box.Config(items=[]), Box.Config(items=marks(3, 3))) == ["items[0..1]: nothing → Mark(value=3)"]
     assert told(Box.Config(second=REQUIRED), Box.Config(second=3)) == ["second: REQUIRED → 3"]
 
 
 def test_a_transform_reads_as_one_line_over_all_layers() -> None:
     base = Box.Config(items=[Box.Config(first=Mark.Config()) for _ in range(30)])
     other = base.rewrite(Mark, lambda node: Box.Config(first=node))
-    assert told(base, other) == ["items[0..29].first: Mark → Box"]
+    assert told(base, other) == ["items[0..29].first: Mark(value=0) → Box"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -29,6 +30,13 @@ def test_the_contract_of_every_error(kind: type[OrchardError]) -> None:
     assert error.exit_code in (1, 2, 130) and isinstance(error.retryable, bool)
     data = json.loads(json.dumps(error.to_dict()))
     assert data == {"code": error.code, "message": str(error), "hint": error.hint, "retryable": error.retryable}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_errors_survive_a_process_border(kind: type[OrchardError]) -> None:
+    error = make(kind)
+    again = copy.copy(error)  # by the same road as a worker's answer
+    assert type(again) is kind and again.__dict__ == error.__dict__ and str(again) == str(error)
 
 
 def test_codes_are_distinct() -> None:

@@ -61,7 +61,6 @@ def test_on_a_terminal_the_bar_goes_to_stderr_only() -> None:
     assert "reading: part one" in shown and "MB" in shown and "counting" in shown
 
 
-@pytest.mark.xfail(strict=True, reason="rich takes over stdout while a bar is shown; Progress needs redirect_stdout")
 def test_results_printed_beside_a_bar_stay_on_stdout() -> None:
     out, _ = on_a_terminal("""
         from orchard.core.progress import track

@@ -11,8 +11,9 @@ from orchard.cache.codecs import Int8
 from orchard.cache.policies import Window
 from orchard.core.config_text import diff
 from orchard.core.context import Context
-from orchard.core.errors import ConfigError
+from orchard.core.errors import ConfigError, ContextOverflow, UnsupportedPair
 from orchard.models.language import Decoder
+from orchard.nn import formats
 from orchard.nn.attention import Attention
 from orchard.nn.linear import Embedding
 from orchard.nn.mlp import GatedMLP
@@ -130,10 +131,36 @@ def test_an_unfinished_tree_names_all_that_is_missing() -> None:
         Decoder.Config(vocab=3, dim=4, context=5).build()
 
 
+def test_what_is_missing_everywhere_is_told_once() -> None:
+    with pytest.raises(ConfigError, match=r"stack\.layers\[0\.\.1\]\.mlp\.hidden_dim"):
+        tree().rewrite(GatedMLP, lambda node: GatedMLP.Config()).complete()
+
+
+def test_an_abstract_kind_finds_all_that_build_one() -> None:
+    cfg = tree()
+    packed = cfg.rewrite(formats.Format, lambda node: formats.Int8.Config())
+    assert len(cfg.find(formats.Format)) == len(packed.find(formats.Int8)) > 10 and not packed.find(formats.Plain)
+
+
+def test_stores_refuse_what_is_past_their_end() -> None:
+    model = built(tree())
+    with pytest.raises(ContextOverflow) as caught:
+        model(IDS, Context(positions=torch.arange(9).expand(2, -1), cache=model.cache(batch=2, length=8)))
+    assert (caught.value.tokens, caught.value.limit) == (9, 8)
+
+
+def test_a_borrowed_store_needs_the_same_positions() -> None:
+    cfg = tree().set("stack.layers[1].mixer.store.owner", 0)
+    cfg.complete()
+    with pytest.raises(UnsupportedPair, match="rotary"):
+        cfg.set("stack.layers[1].mixer.rotary", None).complete()
+
+
 def test_one_rewrite_puts_a_mixture_into_every_layer() -> None:
     base = tree()
     mixed = base.rewrite(GatedMLP, lambda node: node.derive(MoE, experts=4))
-    assert [str(change) for change in diff(base, mixed)] == ["stack.layers[0..1].mlp: GatedMLP → MoE"]
+    before, after = "GatedMLP(hidden_dim=24, activation='silu')", "MoE(hidden_dim=24, experts=4, activation='silu')"
+    assert [str(change) for change in diff(base, mixed)] == [f"stack.layers[0..1].mlp: {before} → {after}"]
     context = Context.whole(IDS)
     assert built(mixed)(IDS, context).shape == (2, 9, VOCAB) and len(context.collected["moe.balance"]) == 2
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orchard.core.errors import UnsupportedPair
+from orchard.core.errors import ContextOverflow, UnsupportedPair
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,19 @@ class Placement:
 class Slots:
     """The positions held by the slots of a batch: [B, 1, capacity + 1], -1 where a slot is empty."""
 
-    def __init__(self, policy: Policy, batch: int, capacity: int, device: torch.device | None) -> None:
+    def __init__(self, policy: Policy, batch: int, length: int, device: torch.device | None) -> None:
+        """`length`: no sequence will be longer."""
         self.policy = policy
-        self.capacity = capacity
+        self.capacity = capacity = policy.capacity(length)
+        self.limit = length if capacity < policy.capacity(length + 1) else None
         self.positions = torch.full((batch, 1, capacity + 1), -1, dtype=torch.long, device=device)
 
     def place(self, positions: Tensor, upto: int | None) -> Placement:
         """Give each new token (positions [B, T], -1 for padding) a slot, and remember it."""
+        # Past the end a token would fall into the bin unseen. On an accelerator the look itself would cost a wait.
+        looks = self.limit is not None and positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if looks and positions.numel() and (newest := int(positions.max())) >= self.limit:  # type: ignore[operator]
+            raise ContextOverflow(tokens=newest + 1, limit=self.limit)  # type: ignore[arg-type]
         return self.policy.place(self, positions, self.capacity if upto is None else min(upto, self.capacity))
 
     def check_rewind(self) -> None:

@@ -58,6 +58,10 @@ class Attention(Configurable, nn.Module):
                 raise ConfigError(f"norm_over cannot be {self.norm_over!r}", hint="use 'head' or 'all'")
             if self.store.owner is not None:
                 self.k = self.v = self.k_norm = None
+            elif self.k is None or self.v is None:
+                raise ConfigError(
+                    "attention without keys or values of its own", hint="name the layer to read: store.owner"
+                )
             q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
             self.q.in_dim, self.q.out_dim = self.dim, q_dim
             self.o.in_dim, self.o.out_dim = q_dim, self.dim

@@ -23,7 +23,7 @@ class Rotary(Configurable):
 
     def __init__(self, cfg: Config) -> None:
         self.config = cfg
-        self.key = repr(cfg)
+        self.key = (Rotary, repr(cfg), type(cfg.scaling))
         self.scaling: Scaling | None = cfg.scaling.build() if cfg.scaling is not None else None
         with torch.device("cpu"):  # also while a model is built on the meta device
             rotated = int(cfg.dim * cfg.fraction) // 2 * 2

@@ -64,6 +64,8 @@ class Llama3(Configurable, Scaling):
         original: int = 8192
 
     def __init__(self, cfg: Config) -> None:
+        if cfg.high <= cfg.low:
+            raise ConfigError(f"nothing lies between {cfg.low} and {cfg.high} turns", hint="high must be above low")
         self.config = cfg
 
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:

@@ -51,6 +51,8 @@ class MoE(Configurable, nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         tokens = x.flatten(0, -2)
+        if not len(tokens):
+            return x
         routing = self.router(tokens)
         context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
         k = self.config.router.k
