@@ -52,8 +52,8 @@ docs: .venv/.dev ## write the generated pages again: technique cards and the com
 	@$(BIN)/python tools/docs.py
 
 fuzz: .venv/.dev ## the long fuzz runs (a short one is part of make test)
-	@$(TEST_ENV) $(BIN)/python tests/fuzz/weights_fuzz.py --count 200000
-	@$(TEST_ENV) $(BIN)/python tests/fuzz/template_fuzz.py --count 20000
+	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.weights_fuzz --count 200000
+	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.template_fuzz --count 20000
 
 # A stamp is written last, so an interrupted set-up is taken up again the next time.
 .venv/.runtime: pyproject.toml constraints.txt

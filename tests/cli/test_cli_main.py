@@ -165,5 +165,5 @@ def test_studies_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFixtu
     assert main(["study", "--list"]) == 0
     assert capsys.readouterr().out.count("\n") == len(listed)
     assert main(["study", "axlern"]) == 2
-    assert "did you mean axlearn?" in capsys.readouterr().err
+    assert "did you mean axlearn" in capsys.readouterr().err
     assert main(["study"]) == 2

@@ -1,6 +1,6 @@
 """Fuzz the chat-template sandbox: hostile templates may only give text or a typed error, soon and in little memory.
 
-    python tests/fuzz/template_fuzz.py --count 20000 --seed 0
+    python -m tests.fuzz.template_fuzz --count 20000 --seed 0
 
 Each case is made from (seed, number) alone, so a failure can be run again with `--start NUMBER --count 1`. Checked for
 every case: no exception but `OrchardError`, no more than a second, no growth of the process above 64 MiB (one case in
@@ -19,11 +19,10 @@ import tracemalloc
 import types
 from collections import Counter
 
-from template_grammar import make_template
-
 from orchard.core.errors import OrchardError
 from orchard.text.limits import DEFAULT_LIMITS, Limits
 from orchard.text.templates import render
+from tests.fuzz.template_grammar import make_template
 
 MEMORY_LIMIT = 64 << 20
 TIME_LIMIT = 1.0

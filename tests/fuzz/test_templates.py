@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-import template_fuzz
-import template_grammar
 
 from orchard.text.limits import Limits
+from tests.fuzz import template_fuzz, template_grammar
 
 
 def test_hostile_templates_give_text_or_a_typed_error() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import weights_fuzz
 
 from orchard.weights.gguf import GGUFFile
+from tests.fuzz import weights_fuzz
 
 
 def test_damaged_headers_give_typed_errors_only(tmp_path: Path) -> None:

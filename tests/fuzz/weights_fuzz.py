@@ -1,6 +1,6 @@
 """Fuzz the weights readers: damaged GGUF and safetensors headers may only give typed errors, soon and in little memory.
 
-    python tests/fuzz/weights_fuzz.py --count 200000 --seed 0
+    python -m tests.fuzz.weights_fuzz --count 200000 --seed 0
 
 Each case is made from (seed, number) alone, so a failure can be run again with `--start NUMBER --count 1`. Checked for
 every case: no exception but `OrchardError`, no allocation above 64 MiB (by a limit on the address space, by the
@@ -26,11 +26,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutate import Field, damage, damage_json, splice
-
 from orchard.core.errors import OrchardError, UnsupportedFormat
 from orchard.weights.gguf import GGUFFile
 from orchard.weights.safetensors import SafetensorsFile
+from tests.fuzz.mutate import Field, damage, damage_json, splice
 
 MEMORY_LIMIT = 64 << 20
 TIME_LIMIT = 1.0

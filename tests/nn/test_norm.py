@@ -22,7 +22,7 @@ def test_the_formula(offset: float, cast_first: bool, eps: float) -> None:
     y = norm(x)
     for row, out in zip(x.reshape(-1, 5).tolist(), y.reshape(-1, 5).tolist()):
         rms = math.sqrt(sum(value * value for value in row) / 5 + eps)
-        want = [value / rms * (float(norm.weight[i]) + offset) for i, value in enumerate(row)]
+        want = [value / rms * (norm.weight[i].item() + offset) for i, value in enumerate(row)]
         assert out == pytest.approx(want, abs=1e-5)
 
 

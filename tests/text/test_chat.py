@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_styles import STYLES
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tiny_vocabularies import CONTROL, byte_level, gguf_of_byte_level, gguf_of_pieces
 from transformers import PreTrainedTokenizerFast
 
 from orchard.core.errors import TemplateError, UsageError
 from orchard.text import Tokenizer, chat_ids
 from orchard.text.from_gguf import load_gguf
+from tests.text.chat_styles import STYLES
+from tests.text.tiny_vocabularies import CONTROL, byte_level, gguf_of_byte_level, gguf_of_pieces
 
 
 @cache

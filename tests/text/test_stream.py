@@ -6,10 +6,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_vocabularies import TEXTS, byte_level, gguf_of_byte_level, gguf_of_pieces
 from tokenizers import decoders
 
 from orchard.text import StreamDecoder, Tokenizer
+from tests.text.tiny_vocabularies import TEXTS, byte_level, gguf_of_byte_level, gguf_of_pieces
 
 
 def other_decoder(decoder: object) -> Tokenizer:

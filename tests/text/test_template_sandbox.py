@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import transformers.utils.chat_template_utils as hugging_face
-from chat_styles import STYLES
 
 from orchard.core.errors import TemplateError
 from orchard.text import Message, render
 from orchard.text.limits import Limits
+from tests.text.chat_styles import STYLES
 
 MESSAGES = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes\nno", "name": "bot"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"é": {"type": "number"}}}}}]

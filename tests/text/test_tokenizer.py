@@ -13,7 +13,13 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_vocabularies import (
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from orchard.core.errors import BadFile, MissingTokenizer, UnsupportedFormat, UsageError
+from orchard.text import Tokenizer
+from orchard.text.pretokenizers import RULES, byte_level_splitter, split_rule
+from tests.text.tiny_vocabularies import (
     CONTROL,
     TEXTS,
     byte_level,
@@ -21,12 +27,6 @@ from tiny_vocabularies import (
     gguf_of_pieces,
     pieces_by_definition,
 )
-from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
-from orchard.core.errors import BadFile, MissingTokenizer, UnsupportedFormat, UsageError
-from orchard.text import Tokenizer
-from orchard.text.pretokenizers import RULES, byte_level_splitter, split_rule
 
 CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"}
 
