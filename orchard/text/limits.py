@@ -30,10 +30,10 @@ class Limits:
     elements: int = 100_000  # any one value, counted through all levels
     value_depth: int = 64  # lists inside lists
     bytes: int = 24 * MIB  # everything ever created or written by one rendering
-    steps: int = 1_000_000  # loop turns, calls, filters, operators
+    steps: int = 1_000_000  # loop turns, calls, filters, operators; more for long conversations
     depth: int = 40  # macros inside macros
     integer_bits: int = 4096
-    seconds: float = 0.5
+    seconds: float = 0.5  # of this thread's own work: a busy machine must not refuse a good template
 
 
 DEFAULT_LIMITS = Limits()
@@ -48,10 +48,11 @@ class Budget:
 
     def __init__(self, limits: Limits, inputs: Mapping[str, Any]) -> None:
         self.limits = limits
-        self.deadline = time.monotonic() + limits.seconds
         self.steps = self.spent = self.depth = 0
         self._known: dict[int, tuple[int, int]] = {}
         given = self._remember(inputs, 0)
+        self.max_steps = limits.steps + 200 * given[0]
+        self.deadline = time.thread_time() + limits.seconds + 1e-4 * given[0]
         self.max_bytes = limits.bytes + 24 * given[1]
         self.max_string = limits.string_chars + 2 * given[1]
         self.max_output = limits.output_chars + 2 * given[1]
@@ -59,9 +60,9 @@ class Budget:
 
     def tick(self, count: int = 1) -> None:
         self.steps += count
-        if self.steps > self.limits.steps:
-            raise too_much(f"takes more than {self.limits.steps:,} steps")
-        if time.monotonic() > self.deadline:
+        if self.steps > self.max_steps:
+            raise too_much(f"takes more than {self.max_steps:,} steps")
+        if time.thread_time() > self.deadline:
             raise too_much(f"takes longer than {self.limits.seconds} s")
 
     def spend(self, size: int) -> None:
