@@ -62,27 +62,27 @@ def headers(path: Path) -> dict[str, Any]:
         with HFFolder.open(path) as folder:
             template = folder.chat_template or (folder.tokenizer_config or {}).get("chat_template")
             return _facts(path, "safetensors", folder.config, folder.tensors, template, "")
-    from orchard.weights.gguf.arch import hf_config
+    from orchard.weights.gguf.arch import file_config
     from orchard.weights.gguf.reader import GGUFFile
 
     with GGUFFile.open(path) as file:
-        shapes = {name: info.shape for name, info in file.tensors.items()}
-        config = hf_config(file.metadata, shapes, lambda name: file.raw(name).view("<f4").tolist())
         licence, template = file.metadata.get("general.license"), file.metadata.get("tokenizer.chat_template")
-        return _facts(path, "gguf", config, file.tensors, template, str(licence or ""))
+        known = licence if isinstance(licence, str) else ""
+        return _facts(path, "gguf", file_config(file), file.tensors, template, known)
 
 
 def _facts(
     path: Path, kind: str, config: dict[str, Any], tensors: Mapping[str, Any], template: Any, licence: str
 ) -> dict[str, Any]:
-    from orchard.text.loaded import default_template
+    from orchard.text.loaded import default_template, guarded
 
     def number(*keys: str) -> int | None:
         return next((config[key] for key in keys if type(config.get(key)) is int and config[key] > 0), None)
 
     width, heads = number("hidden_size"), number("num_attention_heads")
     kinds = _kinds(tensors)
-    text = default_template(template)
+    found = guarded("the chat template cannot be read", lambda: default_template(template))
+    text = found and whole_text(found)
     return {
         "family": _family(config),
         "format": kind,
@@ -133,8 +133,15 @@ def _kinds(tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _type(info: Any) -> str:
+    """A tensor's type. A folder may call one anything: what no type is called like is not repeated."""
     stored = getattr(info, "type", None)
-    return str(stored.name if stored is not None else info.dtype)
+    name = str(stored.name if stored is not None else info.dtype)
+    return name if re.fullmatch(r"\w{1,16}", name, re.ASCII) else "unknown"
+
+
+def whole_text(text: str) -> str:
+    """JSON can spell halves of characters, which nothing can print or hash: each becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _quantisation(kinds: list[dict[str, Any]]) -> str:

@@ -19,6 +19,7 @@ from orchard.core.errors import ContextOverflow, MissingTokenizer, UsageError
 from orchard.generate import Answer, Engine, Request, Sampling, Stream
 from orchard.models.language.decoder import Decoder
 from orchard.text.chat import chat_ids
+from orchard.text.loaded import guarded
 from orchard.text.messages import Message, messages_from
 from orchard.text.tokenizer import Tokenizer
 from orchard.weights.checkpoint import Checkpoint, open_checkpoint
@@ -82,6 +83,10 @@ def load(
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that came with a checkpoint."""
+    return guarded(f"the tokenizer of {checkpoint.path.name} cannot be used", lambda: _tokenizer(checkpoint))
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     source = checkpoint.source
     if not isinstance(source, HFFolder):
         return Tokenizer.from_gguf(source.metadata)

@@ -2,10 +2,13 @@
 
 Opening one reads headers only. Tensors are read when asked for, in the layout Orchard computes in: experts stacked, rotary
 pairs half a head apart, norm weights as the family stores them.
+
+What a file claims to be is held against the tensors that are really in it before anything of the claimed size is made.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +21,20 @@ from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile, ModelNotFound, UnsupportedFormat
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, family_of
+from orchard.models.zoo.fields import count, shown
 from orchard.nn.attention import Attention
 from orchard.nn.moe import MoE
 from orchard.weights.folder import HFFolder
-from orchard.weights.gguf.arch import ROPE_FACTORS, hf_config
+from orchard.weights.gguf.arch import ROPE_FACTORS, file_config
+from orchard.weights.gguf.quants import READABLE
 from orchard.weights.gguf.reader import GGUFFile
+
+INCOMPLETE = "the file is incomplete: download it again"
+DISAGREE = "the config and the weights disagree: they are of different models, or one of them is damaged"
+FLOATS = frozenset({"F16", "F32", "F64", "BF16", "F8_E4M3", "F8_E5M2"} | {kind.name for kind in READABLE})
+WHOLE = frozenset(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)) | {"BOOL"}
+_GGUF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_HF_LAYER = re.compile(r"(?:language_model\.model\.|model\.language_model\.|model\.)?layers\.(\d{1,9})\.")
 
 
 class TensorLike(Protocol):
@@ -47,8 +59,18 @@ class Checkpoint:
     licence: str | None = None
 
     def config(self) -> Decoder.Config:
-        """The model as a config tree, without weights."""
-        return self.family.tree(self.hf_config)
+        """The model as a config tree, without weights. Refused when the file's tensors belie its number of layers, its
+        vocabulary or its width; `load_decoder` checks every tensor."""
+        pattern, name = (_GGUF_LAYER, "block_count") if self.format == "gguf" else (_HF_LAYER, "num_hidden_layers")
+        claimed = count({name: self.family.fields(self.hf_config).get("num_hidden_layers")}, name)
+        found = {match[1] for match in map(pattern.match, self.tensors) if match is not None}
+        if claimed != len(found):
+            raise BadFile(
+                f"{name} is {claimed:,}, but {self.path.name} holds tensors of {len(found):,} layers", hint=DISAGREE
+            )
+        tree = self.family.tree(self.hf_config)
+        self.check("embedding.weight", (tree.vocab, tree.dim), tree)
+        return tree
 
     def close(self) -> None:
         self.source.close()
@@ -73,32 +95,91 @@ class Checkpoint:
                 f"{self.family.name} files have no place for {ours}", hint="save in Orchard's own names"
             ) from error
 
+    def check(self, ours: str, shape: tuple[int, ...], tree: Decoder.Config) -> list[str]:
+        """Refuse one of our tensors that is not there, has another shape, or holds no weights; its names in the file.
+        Nothing is read."""
+        name = self.name(ours, tree)
+        if "{e}" not in name:
+            self._check(name, shape)
+            return [name]
+        names = []
+        for expert in range(shape[0]):  # stops at the first that is missing, however many are claimed
+            names.append(name.format(e=expert))
+            self._check(names[-1], shape[1:])
+        return names
+
+    def spare(self, tree: Decoder.Config) -> set[str]:
+        """Names of tensors that the file may hold and the model does not need: what is computed, or belongs to other
+        senses, or repeats a tied embedding."""
+        if self.format == "gguf":
+            return {ROPE_FACTORS}
+        found = {name for name in self.tensors if name.startswith(self.family.unread)} if self.family.unread else set()
+        found |= {name for name in self.tensors if f".{name}".endswith(".rotary_emb.inv_freq")}
+        if tree.head is None:
+            found |= {name for name in spellings("lm_head.weight") if self._repeats_embedding(name, tree)}
+        return found
+
     def read(self, ours: str, tree: Decoder.Config) -> Tensor:
         """One of our tensors, dense: in the dtype it has on disk, or float32 where the file packs it."""
         name = self.name(ours, tree)
         if "{e}" in name:
-            experts = _block_part(ours, tree, "mlp").experts
-            return torch.stack([self._read(name.format(e=e)) for e in range(experts)])
+            experts = [self._read(name.format(e=e)) for e in range(_block_part(ours, tree, "mlp").experts)]
+            same = all(expert.dtype == experts[0].dtype for expert in experts)
+            return torch.stack(experts if same else [expert.float() for expert in experts])
         tensor = self._read(name)
         if self.format == "gguf":
             return from_gguf(ours, tensor, tree, self.family)
         return tensor
 
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self.tensors:
+            raise BadFile(f"{self.path.name} has no tensor {name!r}", hint=INCOMPLETE)
+        info = self.tensors[name]
+        if tuple(info.shape) != shape:
+            raise BadFile(f"tensor {name!r} has shape {list(info.shape)}, not {list(shape)}", hint=DISAGREE)
+        stored = getattr(info, "type", None)
+        kind: str = stored.name if stored is not None else info.dtype  # type: ignore[attr-defined]
+        if kind in WHOLE:
+            raise BadFile(f"tensor {name!r} holds whole numbers ({kind}) where weights belong", hint=DISAGREE)
+        if kind not in FLOATS:
+            raise UnsupportedFormat(
+                f"tensor {name!r} has type {shown(kind)}, which Orchard does not read",
+                hint="use another file of the model, such as Q4_K_M, Q8_0 or F16",
+            )
+
+    def _repeats_embedding(self, name: str, tree: Decoder.Config) -> bool:
+        """Whether a head beside a tied embedding says the same. One that does not would be lost without a word."""
+        if name not in self.tensors:
+            return False
+        self._check(name, (tree.vocab, tree.dim))
+        head, embedding = self._read(name), self._read(self.name("embedding.weight", tree))
+        if head.dtype != embedding.dtype:
+            head, embedding = head.float(), embedding.float()
+        if not torch.equal(head.view(torch.uint8), embedding.view(torch.uint8)):
+            raise BadFile(
+                f"tie_word_embeddings is true, but {name!r} is not the embedding",
+                hint="set tie_word_embeddings to false in config.json to use both",
+            )
+        return True
+
     def _read(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise BadFile(f"{self.path.name} has no tensor {name!r}", hint="the file is incomplete: download it again")
+            raise BadFile(f"{self.path.name} has no tensor {name!r}", hint=INCOMPLETE)
         if isinstance(self.source, GGUFFile):
             return self.source.read(name, dtype=None)
         return self.source.read(name)
 
     def _spelled(self, name: str) -> str:
-        """Checkpoints that also see, and bare bodies, keep the same tensors under another prefix."""
-        first = name.replace("{e}", "0")
-        body = name.removeprefix("model.")
-        for candidate in (name, f"language_model.{name}", f"model.language_model.{body}", body):
+        for candidate in spellings(name):
             if candidate.replace("{e}", "0") in self.tensors:
                 return candidate
-        raise BadFile(f"{self.path.name} has no tensor {first!r}", hint="the file is incomplete: download it again")
+        raise BadFile(f"{self.path.name} has no tensor {name.replace('{e}', '0')!r}", hint=INCOMPLETE)
+
+
+def spellings(name: str) -> list[str]:
+    """Where a folder may keep a tensor. Checkpoints that also see, and bare bodies, use another prefix."""
+    body = name.removeprefix("model.")
+    return [name, f"language_model.{name}", f"model.language_model.{body}", body]
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -119,10 +200,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile.open(path)
     try:
-        shapes = {name: info.shape for name, info in file.tensors.items()}
-        hf = hf_config(file.metadata, shapes, lambda name: file.read(name).tolist())
+        hf = file_config(file)
         licence = file.metadata.get("general.license")
-        return Checkpoint(path, "gguf", family_of(hf), hf, file.tensors, file, licence)
+        known = licence if isinstance(licence, str) else None
+        return Checkpoint(path, "gguf", family_of(hf), hf, file.tensors, file, known)
     except BaseException:
         file.close()
         raise
@@ -132,14 +213,12 @@ def _open_folder(path: Path) -> Checkpoint:
     folder = HFFolder.open(path)
     try:
         hf = folder.config
-        if "quantization_config" in hf:
-            method = (
-                hf["quantization_config"].get("quant_method", "unknown")
-                if isinstance(hf["quantization_config"], dict)
-                else "?"
-            )
+        packing = hf.get("quantization_config")
+        if packing is not None:
+            method = packing.get("quant_method", "unknown") if isinstance(packing, dict) else packing
             raise UnsupportedFormat(
-                f"weights quantised by {method!r} are not read", hint="take the unquantised model or a GGUF"
+                f"quantization_config: weights packed by {shown(method)} are not read",
+                hint="take the unquantised model or a GGUF",
             )
         return Checkpoint(path, "safetensors", family_of(hf), hf, folder.tensors, folder)
     except BaseException:
@@ -197,14 +276,3 @@ def _block_part(ours: str, tree: Decoder.Config, part: str) -> Any:
     if part == "mixer" and not isinstance(found, Attention.Config):
         raise UnsupportedFormat(f"{ours} is no attention tensor", hint="save in Orchard's own names")
     return found
-
-
-IGNORED = (
-    ROPE_FACTORS,
-    "rotary_emb.inv_freq",
-    "vision_tower.",
-    "multi_modal_projector.",
-    "lm_head.weight",
-    "output.weight",
-)
-"""Tensors that a file may hold and a text model does not read (a tied model's head among them)."""

@@ -1,4 +1,4 @@
-"""From a checkpoint to a decoder that runs: built without memory, then filled tensor by tensor."""
+"""From a checkpoint to a decoder that runs: checked against its config, built without memory, filled tensor by tensor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from orchard.core.errors import BadFile
 from orchard.core.progress import progress
 from orchard.models.language.decoder import Decoder
-from orchard.nn.linear import Weight
-from orchard.weights.checkpoint import IGNORED, Checkpoint
+from orchard.models.zoo.fields import shown
+from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
+from orchard.nn.norm import RMSNorm
+from orchard.weights.checkpoint import DISAGREE, Checkpoint
 
 
 def load_decoder(
@@ -22,10 +24,12 @@ def load_decoder(
     """Build the checkpoint's model (or a rewritten `config` of it) and read its weights.
 
     Weights are packed into whatever format the config asks for as they arrive, so that a compressed model never exists
-    uncompressed as a whole.
+    uncompressed as a whole. A checkpoint whose tensors are not those of its own config is refused before anything is
+    built or read.
     """
     source = checkpoint.config().complete()
-    tree = (config or source).complete()
+    refuse_misfits(checkpoint, source)
+    tree = source if config is None else config.complete()
     with torch.device("meta"):
         model: Decoder = tree.build()
     names = tensor_names(model)
@@ -33,8 +37,42 @@ def load_decoder(
         for ours, (module, attribute) in names.items():
             _fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
             advance()
-    _refuse_leftovers(checkpoint, source, list(names))
     return model.eval().requires_grad_(False)
+
+
+def refuse_misfits(checkpoint: Checkpoint, tree: Decoder.Config) -> None:
+    """Hold the tensors of a checkpoint against the completed tree of its config: none missing, none of another shape or
+    kind, and none left over, for a tensor that nobody reads means that the model is not what we think it is."""
+    used: set[str] = set()
+    for ours, shape in tensor_shapes(tree).items():
+        used.update(checkpoint.check(ours, shape, tree))
+    spare = checkpoint.spare(tree)
+    left = [name for name in checkpoint.tensors if name not in used and name not in spare]
+    if left:
+        names = ", ".join(map(shown, left[:3])) + (" …" if len(left) > 3 else "")
+        raise BadFile(
+            f"{len(left)} tensors of {checkpoint.path.name} belong to no part of a {checkpoint.family.name} model: {names}",
+            hint=DISAGREE,
+        )
+
+
+def tensor_shapes(tree: Decoder.Config) -> dict[str, tuple[int, ...]]:
+    """The dense tensors of a completed tree, by Orchard's name, without building it: parts of a config tree lie where
+    parts of the model do."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, node in tree.walk():
+        name = path.replace("[", ".").replace("]", "")
+        if isinstance(node, Linear.Config):
+            shapes[f"{name}.weight"] = (node.out_dim, node.in_dim)
+            if node.bias:
+                shapes[f"{name}.bias"] = (node.out_dim,)
+        elif isinstance(node, GroupedLinear.Config):
+            shapes[f"{name}.weight"] = (node.count, node.out_dim, node.in_dim)
+        elif isinstance(node, Embedding.Config):
+            shapes[f"{name}.weight"] = (node.vocab, node.dim)
+        elif isinstance(node, RMSNorm.Config):
+            shapes[f"{name}.weight"] = (node.dim,)
+    return shapes
 
 
 def tensor_names(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
@@ -81,22 +119,3 @@ def _fill(
         module.assign(tensor)  # type: ignore[operator]
     else:
         setattr(module, attribute, nn.Parameter(tensor, requires_grad=False))
-
-
-def _refuse_leftovers(checkpoint: Checkpoint, tree: Decoder.Config, ours: list[str]) -> None:
-    """A tensor nobody read means that the model is not what we think it is."""
-    used: set[str] = set()
-    for name in ours:
-        theirs = checkpoint.name(name, tree)
-        if "{e}" in theirs:
-            head, tail = theirs.split("{e}")
-            used.update(n for n in checkpoint.tensors if n.startswith(head) and n.endswith(tail))
-        else:
-            used.add(theirs)
-    left = [n for n in checkpoint.tensors if n not in used and not any(part in n for part in IGNORED)]
-    if left:
-        shown = ", ".join(left[:3]) + (" …" if len(left) > 3 else "")
-        raise BadFile(
-            f"{len(left)} tensors of {checkpoint.path.name} belong to no part of a {checkpoint.family.name} model: {shown}",
-            hint="the config and the weights are of different models",
-        )

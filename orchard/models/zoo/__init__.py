@@ -11,9 +11,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from orchard.core.errors import BadFile, UnknownArchitecture
+from orchard.core.errors import UnknownArchitecture
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
+from orchard.models.zoo.fields import refused, shown
 
 __all__ = ["Family", "config", "families", "family_of"]
 
@@ -32,13 +33,13 @@ def family_of(hf: dict[str, Any]) -> Family:
     """The family of a Hugging Face config."""
     name = hf.get("model_type")
     if not isinstance(name, str):
-        raise BadFile("config.json names no model_type", hint="is this the folder of a language model?")
+        raise refused("model_type", name, "the name of a family of language models")
     known = families()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=2)
+        near = difflib.get_close_matches(name[:80], known, n=2)
         hint = f"known families: {', '.join(known)}"
         raise UnknownArchitecture(
-            f"unknown architecture {name!r}", hint=f"{hint}; nearest: {', '.join(near)}" if near else hint
+            f"unknown architecture {shown(name)}", hint=f"{hint}; nearest: {', '.join(near)}" if near else hint
         )
     return known[name]
 

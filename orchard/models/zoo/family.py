@@ -13,6 +13,7 @@ from typing import Any
 
 from orchard.core.errors import BadFile, OrchardError
 from orchard.models.language.decoder import Decoder
+from orchard.models.zoo.fields import table
 
 _LAYER = re.compile(r"stack\.layers\.(\d+)\.")
 
@@ -61,14 +62,28 @@ class Family:
     """GGUF files of this family keep rotary channel pairs side by side: rows of q and k are reordered."""
     adds_norm_offset: bool = False
     """GGUF files of this family keep norm weights with the offset already added."""
+    nested: str = ""
+    """The field of the config that holds the text model's own fields, where they are not at the top."""
+    unread: tuple[str, ...] = ()
+    """How names of tensors start that are no part of the text model."""
+
+    def fields(self, hf: dict[str, Any]) -> dict[str, Any]:
+        """The text model's own fields of a config."""
+        return table(hf, self.nested) if self.nested else hf
 
     def tree(self, hf: dict[str, Any]) -> Decoder.Config:
         """The config tree, or a typed error when the numbers in `hf` make no model."""
         try:
-            return self.make(hf)
+            return self.make(self.fields(hf))
         except OrchardError:
             raise
-        except (KeyError, TypeError, ValueError, ArithmeticError, IndexError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            IndexError,
+        ) as error:  # a check is missing: still typed
             what = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
             raise BadFile(f"the {self.name} config is not usable: {what}", hint="the file is damaged") from error
 

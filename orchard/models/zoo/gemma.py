@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.parts import FULL, SLIDING, Json, attention, count, decoder, layer_kinds, mlp, norm, number
+from orchard.models.zoo.fields import HALF, Json, count, flag, maybe_number, number
+from orchard.models.zoo.parts import FULL, SLIDING, attention, decoder, layer_kinds, mlp, norm
 from orchard.nn.linear import Embedding
 from orchard.nn.norm import RMSNorm
 from orchard.nn.stack import Block
@@ -14,6 +15,7 @@ KEYS = {
     "mlp_norm.weight": "pre_feedforward_layernorm.weight",
     "mlp_out_norm.weight": "post_feedforward_layernorm.weight",
 }
+EYES = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
 
 
 def _norm(hf: Json) -> RMSNorm.Config:
@@ -21,8 +23,8 @@ def _norm(hf: Json) -> RMSNorm.Config:
 
 
 def _gemma(hf: Json, kinds: list[str], *, query_norm: bool) -> Decoder.Config:
-    scale = (number(hf, "query_pre_attn_scalar", 256) or 256) ** -0.5
-    bias = bool(hf.get("attention_bias", False))
+    scale = number(hf, "query_pre_attn_scalar", 256.0) ** -0.5
+    bias = flag(hf, "attention_bias")
     hf = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", **hf}
     blocks = [
         Block.Config(
@@ -33,7 +35,7 @@ def _gemma(hf: Json, kinds: list[str], *, query_norm: bool) -> Decoder.Config:
                 bias=bias,
                 o_bias=bias,
                 scale=scale,
-                softcap=number(hf, "attn_logit_softcapping"),
+                softcap=maybe_number(hf, "attn_logit_softcapping", most=HALF),
                 q_norm=_norm(hf) if query_norm else None,
                 k_norm=_norm(hf) if query_norm else None,
             ),
@@ -50,28 +52,30 @@ def _gemma(hf: Json, kinds: list[str], *, query_norm: bool) -> Decoder.Config:
         tied=True,
         embedding=Embedding.Config(scale=count(hf, "hidden_size") ** 0.5),
         norm=_norm(hf),
-        softcap=number(hf, "final_logit_softcapping"),
+        softcap=maybe_number(hf, "final_logit_softcapping", most=HALF),
     )
+
+
+def _kinds(hf: Json, every: int) -> list[str]:
+    """Every so many layers one is global, the last of them; `every` is the family's usual number."""
+    for field in ("_sliding_window_pattern", "sliding_window_pattern"):
+        every = count(hf, field, every)
+    return layer_kinds(hf, lambda layer: SLIDING if (layer + 1) % every else FULL)
 
 
 def gemma2(hf: Json) -> Decoder.Config:
     hf = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, **hf}
-    return _gemma(hf, layer_kinds(hf, lambda i: FULL if i % 2 else SLIDING), query_norm=False)
+    return _gemma(hf, _kinds(hf, 2), query_norm=False)
 
 
 def gemma3(hf: Json) -> Decoder.Config:
     hf = {"sliding_window": 4096, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, **hf}
-    every = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6
-    return _gemma(hf, layer_kinds(hf, lambda i: SLIDING if (i + 1) % every else FULL), query_norm=True)
-
-
-def gemma3_with_images(hf: Json) -> Decoder.Config:
-    """The text part of a checkpoint that also sees."""
-    return gemma3({**hf.get("text_config", {}), "model_type": "gemma3_text"})
+    return _gemma(hf, _kinds(hf, 6), query_norm=True)
 
 
 FAMILIES = (
     Family("gemma2", gemma2, gguf="gemma2", hf_keys=KEYS, adds_norm_offset=True),
     Family("gemma3_text", gemma3, gguf="gemma3", hf_keys=KEYS, adds_norm_offset=True),
-    Family("gemma3", gemma3_with_images, gguf="gemma3", hf_keys=KEYS, adds_norm_offset=True),
+    # A checkpoint that also sees: its text part.
+    Family("gemma3", gemma3, gguf="gemma3", hf_keys=KEYS, adds_norm_offset=True, nested="text_config", unread=EYES),
 )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.parts import FULL, SLIDING, Json, attention, decoder, layer_kinds, mlp, norm
+from orchard.models.zoo.fields import Json, flag
+from orchard.models.zoo.parts import FULL, SLIDING, attention, decoder, layer_kinds, mlp, norm
 from orchard.nn.stack import Block
 
 
 def llama(hf: Json) -> Decoder.Config:
-    bias = bool(hf.get("attention_bias", False))
+    bias = flag(hf, "attention_bias")
     blocks = [
         Block.Config(
             mixer_norm=norm(hf),
             mixer=attention(hf, bias=bias, o_bias=bias),
             mlp_norm=norm(hf),
-            mlp=mlp(hf, bias=bool(hf.get("mlp_bias", False))),
+            mlp=mlp(hf, bias=flag(hf, "mlp_bias")),
         )
         for _ in layer_kinds(hf, lambda i: FULL)
     ]
@@ -23,7 +24,7 @@ def llama(hf: Json) -> Decoder.Config:
 
 
 def mistral(hf: Json) -> Decoder.Config:
-    default = SLIDING if hf.get("sliding_window") else FULL
+    default = FULL if hf.get("sliding_window") is None else SLIDING
     blocks = [
         Block.Config(mixer_norm=norm(hf), mixer=attention(hf, kind=kind), mlp_norm=norm(hf), mlp=mlp(hf))
         for kind in layer_kinds(hf, lambda i: default)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.parts import FULL, SLIDING, Json, attention, count, decoder, layer_kinds, mixture, norm
+from orchard.models.zoo.fields import Json, count
+from orchard.models.zoo.parts import FULL, SLIDING, attention, decoder, layer_kinds, mixture, norm
 from orchard.nn.stack import Block
 
 
 def mixtral(hf: Json) -> Decoder.Config:
-    default = SLIDING if hf.get("sliding_window") else FULL
+    default = FULL if hf.get("sliding_window") is None else SLIDING
     blocks = [
         Block.Config(
             mixer_norm=norm(hf),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.parts import FULL, Json, attention, count, decoder, layer_kinds, mixture, mlp, norm, number
+from orchard.models.zoo.fields import HALF, Json, count, flag, maybe_number, number
+from orchard.models.zoo.parts import FULL, attention, decoder, layer_kinds, mixture, mlp, norm
 from orchard.models.zoo.qwen import EXPERT_KEYS
 from orchard.nn.norm import RMSNorm
 from orchard.nn.stack import Block
@@ -14,7 +15,7 @@ def olmo2(hf: Json) -> Decoder.Config:
     def late_norm() -> RMSNorm.Config:
         return norm(hf, cast_first=False)
 
-    bias = bool(hf.get("attention_bias", False))
+    bias = flag(hf, "attention_bias")
     blocks = [
         Block.Config(
             mixer_norm=None,
@@ -30,8 +31,8 @@ def olmo2(hf: Json) -> Decoder.Config:
 
 
 def olmoe(hf: Json) -> Decoder.Config:
-    bias = bool(hf.get("attention_bias", False))
-    hf = {"rms_norm_eps": 1e-5, **hf}
+    bias = flag(hf, "attention_bias")
+    hf = {**hf, "rms_norm_eps": number(hf, "rms_norm_eps", 1e-5, least=0.0)}
     blocks = [
         Block.Config(
             mixer_norm=norm(hf),
@@ -42,13 +43,13 @@ def olmoe(hf: Json) -> Decoder.Config:
                 q_norm=norm(hf),
                 k_norm=norm(hf),
                 norm_over="all",
-                clip=number(hf, "clip_qkv"),
+                clip=maybe_number(hf, "clip_qkv", most=HALF),
             ),
             mlp_norm=norm(hf),
             mlp=mixture(
                 hf,
                 hidden_dim=count(hf, "intermediate_size"),
-                renormalize=bool(hf.get("norm_topk_prob", False)),
+                renormalize=flag(hf, "norm_topk_prob"),
             ),
         )
         for _ in layer_kinds(hf, lambda i: FULL)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from orchard.core.config import BaseConfig
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.parts import FULL, SLIDING, Json, attention, count, decoder, layer_kinds, mixture, mlp, norm
+from orchard.models.zoo.fields import Json, count, flag, layers
+from orchard.models.zoo.parts import FULL, SLIDING, attention, decoder, layer_kinds, mixture, mlp, norm
 from orchard.nn.stack import Block
 
 EXPERT_KEYS = {
@@ -18,8 +19,8 @@ EXPERT_KEYS = {
 
 def _kinds(hf: Json) -> list[str]:
     """Qwen's first `max_window_layers` layers are global even when a window is in use."""
-    windowed = bool(hf.get("use_sliding_window")) and hf.get("sliding_window") is not None
-    first = hf.get("max_window_layers") or 0
+    windowed = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
+    first = count(hf, "max_window_layers", 0, least=0)
     return layer_kinds(hf, lambda i: SLIDING if windowed and i >= first else FULL)
 
 
@@ -32,7 +33,7 @@ def qwen2(hf: Json) -> Decoder.Config:
 
 
 def _qwen3(hf: Json, kinds: list[str], feed_forward: Callable[[int], BaseConfig]) -> Decoder.Config:
-    bias = bool(hf.get("attention_bias", False))
+    bias = flag(hf, "attention_bias")
     blocks = [
         Block.Config(
             mixer_norm=norm(hf),
@@ -50,15 +51,16 @@ def qwen3(hf: Json) -> Decoder.Config:
 
 
 def qwen3_moe(hf: Json) -> Decoder.Config:
-    dense, step = set(hf.get("mlp_only_layers") or ()), count(hf, "decoder_sparse_step", 1)
+    dense, step = layers(hf, "mlp_only_layers"), count(hf, "decoder_sparse_step", 1)
 
     def feed_forward(layer: int) -> BaseConfig:
         if layer in dense or (layer + 1) % step:
             return mlp(hf)
         hidden = count(hf, "moe_intermediate_size")
-        return mixture(hf, hidden_dim=hidden, renormalize=bool(hf.get("norm_topk_prob", False)))
+        return mixture(hf, hidden_dim=hidden, renormalize=flag(hf, "norm_topk_prob"))
 
-    default = SLIDING if hf.get("use_sliding_window") and hf.get("sliding_window") else FULL
+    windowed = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
+    default = SLIDING if windowed else FULL
     return _qwen3(hf, layer_kinds(hf, lambda i: default), feed_forward)
 
 

@@ -6,12 +6,20 @@ reference runtime assumes for that architecture; each such rule is named where i
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchard.core.errors import BadFile, UnknownArchitecture
+from orchard.core.errors import BadFile, UnknownArchitecture, UnsupportedFormat
+from orchard.weights.gguf.quants import dequantize
+
+if TYPE_CHECKING:
+    from orchard.weights.gguf.reader import GGUFFile
 
 Json = dict[str, Any]
+Metadata = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
 # Hugging Face name ← key inside the architecture's own namespace.
 FIELDS = {
@@ -43,30 +51,51 @@ MODEL_TYPES = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 
+REAL = ("rms_norm_eps", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that are no whole numbers."""
+PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Fields that a file may give as a list with one number per layer."""
+ABSENT = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+"""Fields that some converters write as 0 where a model has no such thing."""
+LIMIT = 1 << 24  # No real dimension is larger.
+DAMAGED = "the file is damaged, or was written by a broken converter"
 
-def hf_config(
-    metadata: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str], Any],
-) -> Json:
-    """A Hugging Face config for a GGUF file. `shapes` are its tensors', `read` brings one as numbers."""
+
+def file_config(file: GGUFFile) -> Json:
+    """`hf_config` of an open file."""
+
+    def read(name: str) -> list[float]:
+        info = file.tensors[name]
+        values: list[float] = dequantize(file.raw(name), info.type, info.shape).tolist()
+        return values
+
+    return hf_config(file.metadata, {name: info.shape for name, info in file.tensors.items()}, read)
+
+
+def hf_config(metadata: Metadata, shapes: Shapes, read: Callable[[str], Any]) -> Json:
+    """A Hugging Face config for a GGUF file. `shapes` are its tensors', `read` brings one as numbers.
+
+    Every value is checked for its kind here, where its key is still known.
+    """
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
-        raise BadFile("the file names no architecture", hint="it is damaged, or holds no model")
+        what = "names no architecture" if arch is None else f"has {reprlib.repr(arch)} for general.architecture"
+        raise BadFile(f"the file {what}", hint="it is damaged, or holds no model")
     if arch not in MODEL_TYPES:
-        raise UnknownArchitecture(f"unknown architecture {arch!r}", hint="known in GGUF: " + ", ".join(MODEL_TYPES))
+        raise UnknownArchitecture(
+            f"unknown architecture {reprlib.repr(arch)}", hint="known in GGUF: " + ", ".join(MODEL_TYPES)
+        )
     hf: Json = {"model_type": MODEL_TYPES[arch]}
     for name, key in FIELDS.items():
-        value = metadata.get(f"{arch}.{key}")
+        value = _field(metadata, f"{arch}.{key}", name, hf)
         if value is not None:
-            hf[name] = _scalar(value, f"{arch}.{key}")
+            hf[name] = value
     hf.setdefault("vocab_size", _vocabulary(metadata, shapes))
     hf["tie_word_embeddings"] = "output.weight" not in shapes
-    if arch == "llama" and hf.get("num_experts"):
-        hf["model_type"] = "mixtral"
-    elif arch == "llama" and hf.get("sliding_window"):
-        hf["model_type"] = "mistral"
     if arch == "llama":
+        if not hf.get("sliding_window"):  # The reference runtime reads 0 as none.
+            hf.pop("sliding_window", None)
+        hf["model_type"] = "mixtral" if "num_experts" in hf else "mistral" if "sliding_window" in hf else "llama"
         hf["attention_bias"] = "blk.0.attn_q.bias" in shapes
     if arch == "qwen3moe":
         hf["norm_topk_prob"] = True  # The reference runtime always renormalises for this architecture.
@@ -74,28 +103,73 @@ def hf_config(
     if arch in ("gemma2", "gemma3"):
         hf.update(_gemma(arch, metadata, hf))
     hf["rope_parameters"] = _rope(arch, metadata, shapes, read, hf)
-    hf["eos_token_id"] = metadata.get("tokenizer.ggml.eos_token_id")
-    hf["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
+    for name in ("eos_token_id", "bos_token_id"):
+        token = metadata.get(f"tokenizer.ggml.{name}")
+        hf[name] = token if type(token) is int else None
     return hf
 
 
-def _scalar(value: Any, key: str) -> Any:
-    """Per-layer lists of equal numbers count as one number."""
-    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
-        values = list(value.tolist() if hasattr(value, "tolist") else value)
-        if not values or any(v != values[0] for v in values):
-            raise UnknownArchitecture(f"{key} differs from layer to layer", hint="such models are not read yet")
-        return values[0]
+# One value ---------------------------------------------------------------------------------------------------------
+
+
+def _refused(key: str, value: Any, wanted: str) -> BadFile:
+    return BadFile(f"{key} is {reprlib.repr(value)}, not {wanted}", hint=DAMAGED)
+
+
+def _field(metadata: Metadata, key: str, name: str, hf: Json) -> Any:
+    """One of `FIELDS`; None where the file does not say."""
+    if name in REAL:
+        return _real(metadata, key, least=0.0)
+    value = metadata.get(key)
+    values = _items(value)
+    if name in PER_LAYER and values is not None:
+        value = _same_everywhere(values, key, hf.get("num_hidden_layers"))
+    if name in ABSENT and type(value) is int and value == 0:
+        return None
+    return _whole({key: value}, key, least=0 if name == "sliding_window" else 1)
+
+
+def _whole(metadata: Metadata, key: str, *, least: int = 1, most: int = LIMIT - 1) -> int | None:
+    value = metadata.get(key)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise _refused(key, value, f"a whole number from {least} to {most:,}")
     return value
 
 
-def _vocabulary(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _real(metadata: Metadata, key: str, *, least: float, most: float = 1e30) -> float | None:
+    value = metadata.get(key)
+    if value is not None and (type(value) not in (int, float) or not least <= value <= most):  # nor is NaN
+        raise _refused(key, value, "a number from 0" if least == 0 else "a number above 0")
+    return value
+
+
+def _items(value: Any) -> list[Any] | None:
+    """The items of an array, or None for anything else. Long arrays of numbers come as numpy arrays."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return value if isinstance(value, list) else None
+
+
+def _same_everywhere(values: list[Any], key: str, layers: Any) -> int:
+    """Per-layer lists of equal numbers count as one number."""
+    if len(values) != layers or not all(type(value) is int for value in values):
+        raise _refused(key, values, f"one whole number, or one for each of {layers} layers")
+    if len(set(values)) > 1:
+        raise UnknownArchitecture(f"{key} differs from layer to layer", hint="such models are not read yet")
+    return int(values[0])
+
+
+def _vocabulary(metadata: Metadata, shapes: Shapes) -> int:
     if "token_embd.weight" in shapes:
         return int(shapes["token_embd.weight"][0])
-    return len(metadata.get("tokenizer.ggml.tokens", ()))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else 0
 
 
-def _gemma(arch: str, metadata: Mapping[str, Any], hf: Json) -> Json:
+# Families ----------------------------------------------------------------------------------------------------------
+
+
+def _gemma(arch: str, metadata: Metadata, hf: Json) -> Json:
     """Gemma's files do not say how queries are scaled: by head width, except in the 27B models (by width per head)."""
     largest = {"gemma2": 46, "gemma3": 62}[arch]
     heads, width = hf.get("num_attention_heads"), hf.get("hidden_size")
@@ -104,43 +178,79 @@ def _gemma(arch: str, metadata: Mapping[str, Any], hf: Json) -> Json:
     else:
         scalar = hf.get("head_dim", 256)
     result: Json = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
-    pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
-    if isinstance(pattern, int) and not isinstance(pattern, bool):
-        result["sliding_window_pattern"] = pattern
-    elif isinstance(pattern, list):
-        result["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    key = f"{arch}.attention.sliding_window_pattern"
+    slides, layers = _items(metadata.get(key)), hf.get("num_hidden_layers")
+    every = _whole(metadata, key) if slides is None else None
+    if every is not None:
+        result["sliding_window_pattern"] = every
+    if slides is None:
+        return result
+    if len(slides) != layers or not all(type(value) in (bool, int) for value in slides):
+        raise _refused(key, slides, f"one yes or no for each of {layers} layers")
+    result["layer_types"] = ["sliding_attention" if value else "full_attention" for value in slides]
     return result
 
 
-def _rope(
-    arch: str,
-    metadata: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str], Any],
-    hf: Json,
-) -> Json:
+def _rope(arch: str, metadata: Metadata, shapes: Shapes, read: Callable[[str], Any], hf: Json) -> Json:
     base = 1_000_000.0 if arch == "gemma3" else 10_000.0
-    rope: Json = {"rope_theta": metadata.get(f"{arch}.rope.freq_base", base), "rope_type": "default"}
-    kind = metadata.get(f"{arch}.rope.scaling.type")
-    factor = metadata.get(f"{arch}.rope.scaling.factor")
-    if ROPE_FACTORS in shapes:
-        if len(shapes[ROPE_FACTORS]) != 1 or shapes[ROPE_FACTORS][0] > 4096:
-            raise BadFile(f"{ROPE_FACTORS} has shape {shapes[ROPE_FACTORS]}", hint="the file is damaged")
-        rope.update(rope_type="factors", factors=[float(x) for x in read(ROPE_FACTORS)])
-    elif kind in ("linear", "yarn") and factor:
-        rope.update(rope_type=kind, factor=factor)
-        original = metadata.get(f"{arch}.rope.scaling.original_context_length")
-        if original:
-            rope["original_max_position_embeddings"] = original
-    turned, width = metadata.get(f"{arch}.rope.dimension_count"), hf.get("head_dim")
-    if width is None and hf.get("num_attention_heads"):
+    rope: Json = {"rope_theta": _theta(metadata, f"{arch}.rope.freq_base", base), "rope_type": "default"}
+    width = hf.get("head_dim")
+    if width is None and hf.get("num_attention_heads") and hf.get("hidden_size"):
         width = hf["hidden_size"] // hf["num_attention_heads"]
-    if turned and width and turned != width:
-        rope["partial_rotary_factor"] = turned / width
+    key = f"{arch}.rope.dimension_count"
+    turned = _whole(metadata, key)
+    if turned is not None and width and turned != width:
+        if turned % 2 or turned > width:
+            raise _refused(key, turned, f"an even part of a head's {width} channels")
+        fraction = turned / width
+        # Whoever multiplies again must get the same whole number.
+        rope["partial_rotary_factor"] = fraction if int(fraction * width) == turned else math.nextafter(fraction, 1.0)
+    _stretch(arch, metadata, rope)
+    if ROPE_FACTORS in shapes:
+        if rope.get("factor", 1) != 1:
+            raise UnsupportedFormat(
+                f"the file has both {ROPE_FACTORS} and {arch}.rope.scaling.type {rope['rope_type']!r}",
+                hint="convert the model again with one of them",
+            )
+        rope.update(rope_type="factors", factors=_factors(shapes, read, (turned or width or 0) // 2))
     if arch != "gemma3":
         return rope
-    local = {"rope_theta": metadata.get(f"{arch}.rope.freq_base_swa", 10_000.0), "rope_type": "default"}
+    local = {"rope_theta": _theta(metadata, f"{arch}.rope.freq_base_swa", 10_000.0), "rope_type": "default"}
     return {"full_attention": rope, "sliding_attention": local}
+
+
+def _theta(metadata: Metadata, key: str, default: float) -> float:
+    found = _real(metadata, key, least=1e-30)
+    return default if found is None else float(found)
+
+
+def _stretch(arch: str, metadata: Metadata, rope: Json) -> None:
+    """Linear and YaRN stretches. The reference runtime takes a factor without a type as linear, and a factor of 0 as none."""
+    prefix = f"{arch}.rope.scaling"
+    kind, factor = metadata.get(f"{prefix}.type", "linear"), _real(metadata, f"{prefix}.factor", least=0.0)
+    original = _whole(metadata, f"{prefix}.original_context_length", least=0)
+    if not isinstance(kind, str):
+        raise _refused(f"{prefix}.type", kind, "a text")
+    if kind == "none" or not factor:
+        return
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedFormat(
+            f"{prefix}.type is {reprlib.repr(kind)}, which is not known", hint="known: none, linear, yarn"
+        )
+    rope.update(rope_type=kind, factor=factor)
+    if original:
+        rope["original_max_position_embeddings"] = original
+
+
+def _factors(shapes: Shapes, read: Callable[[str], Any], pairs: int) -> list[float]:
+    shape = shapes[ROPE_FACTORS]
+    if len(shape) != 1 or shape[0] != pairs:
+        raise BadFile(f"{ROPE_FACTORS} has shape {list(shape)} for {pairs} pairs of channels", hint=DAMAGED)
+    factors = [float(value) for value in read(ROPE_FACTORS)]
+    for factor in factors:
+        if not 1e-30 <= factor <= 1e30:
+            raise _refused(ROPE_FACTORS, factor, "made of numbers above 0")
+    return factors
 
 
 def gguf_metadata(hf: Json, arch: str) -> Json:
