@@ -73,7 +73,7 @@ def save_gguf(
     if type not in WRITABLE:
         raise UsageError(f"cannot write GGUF tensors as {type!r}", hint="one of " + ", ".join(WRITABLE))
     _check_describes(family, hf_config, model)
-    described = gguf_metadata({**hf_config, "head_dim": _mixer(model).head_dim}, family.gguf)
+    described = gguf_metadata({**family.fields(hf_config), "head_dim": _mixer(model).head_dim}, family.gguf)
     tensors = list(_gguf_tensors(model, family, WRITABLE[type]))
     # GGUF has no words for some facts (how Gemma scales queries, which layers of a mixture are dense): what a reader would
     # understand from this file must be this model.

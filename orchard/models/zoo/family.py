@@ -64,12 +64,14 @@ class Family:
     """GGUF files of this family keep norm weights with the offset already added."""
     nested: str = ""
     """The field of the config that holds the text model's own fields, where they are not at the top."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What a config that leaves a field out means by it, where the shared parts would assume something else."""
     unread: tuple[str, ...] = ()
     """How names of tensors start that are no part of the text model."""
 
     def fields(self, hf: dict[str, Any]) -> dict[str, Any]:
-        """The text model's own fields of a config."""
-        return table(hf, self.nested) if self.nested else hf
+        """The text model's own fields of a config, with the family's defaults for what it leaves out."""
+        return {**self.defaults, **(table(hf, self.nested) if self.nested else hf)}
 
     def tree(self, hf: dict[str, Any]) -> Decoder.Config:
         """The config tree, or a typed error when the numbers in `hf` make no model."""
@@ -77,13 +79,7 @@ class Family:
             return self.make(self.fields(hf))
         except OrchardError:
             raise
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            IndexError,
-        ) as error:  # a check is missing: still typed
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a check is missing: still typed
             what = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
             raise BadFile(f"the {self.name} config is not usable: {what}", hint="the file is damaged") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
 from orchard.models.zoo.fields import HALF, Json, count, flag, maybe_number, number
@@ -25,7 +27,6 @@ def _norm(hf: Json) -> RMSNorm.Config:
 def _gemma(hf: Json, kinds: list[str], *, query_norm: bool) -> Decoder.Config:
     scale = number(hf, "query_pre_attn_scalar", 256.0) ** -0.5
     bias = flag(hf, "attention_bias")
-    hf = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", **hf}
     blocks = [
         Block.Config(
             mixer_norm=_norm(hf),
@@ -64,18 +65,44 @@ def _kinds(hf: Json, every: int) -> list[str]:
 
 
 def gemma2(hf: Json) -> Decoder.Config:
-    hf = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, **hf}
     return _gemma(hf, _kinds(hf, 2), query_norm=False)
 
 
 def gemma3(hf: Json) -> Decoder.Config:
-    hf = {"sliding_window": 4096, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, **hf}
     return _gemma(hf, _kinds(hf, 6), query_norm=True)
 
 
+_SHARED: dict[str, Any] = {
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
+GEMMA2 = {
+    **_SHARED,
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA3 = {
+    **_SHARED,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 FAMILIES = (
-    Family("gemma2", gemma2, gguf="gemma2", hf_keys=KEYS, adds_norm_offset=True),
-    Family("gemma3_text", gemma3, gguf="gemma3", hf_keys=KEYS, adds_norm_offset=True),
-    # A checkpoint that also sees: its text part.
-    Family("gemma3", gemma3, gguf="gemma3", hf_keys=KEYS, adds_norm_offset=True, nested="text_config", unread=EYES),
+    Family("gemma2", gemma2, gguf="gemma2", defaults=GEMMA2, hf_keys=KEYS, adds_norm_offset=True),
+    Family("gemma3_text", gemma3, gguf="gemma3", defaults=GEMMA3, hf_keys=KEYS, adds_norm_offset=True),
+    Family(
+        "gemma3",  # a checkpoint that also sees: its text part
+        gemma3,
+        gguf="gemma3",
+        defaults=GEMMA3,
+        hf_keys=KEYS,
+        adds_norm_offset=True,
+        nested="text_config",
+        unread=EYES,
+    ),
 )

@@ -34,5 +34,11 @@ def mistral(hf: Json) -> Decoder.Config:
 
 FAMILIES = (
     Family("llama", llama, gguf="llama", pairs_neighbours=True),
-    Family("mistral", mistral, gguf="llama", pairs_neighbours=True),
+    Family(
+        "mistral",
+        mistral,
+        gguf="llama",
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+        pairs_neighbours=True,
+    ),
 )

@@ -28,6 +28,12 @@ FAMILIES = (
         "mixtral",
         mixtral,
         gguf="llama",
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+        },
         hf_expert_keys={
             "mlp.router.gate.weight": "block_sparse_moe.gate.weight",
             "mlp.gate.weight": "block_sparse_moe.experts.{e}.w1.weight",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.family import Family
-from orchard.models.zoo.fields import HALF, Json, count, flag, maybe_number, number
+from orchard.models.zoo.fields import HALF, Json, count, flag, maybe_number
 from orchard.models.zoo.parts import FULL, attention, decoder, layer_kinds, mixture, mlp, norm
 from orchard.models.zoo.qwen import EXPERT_KEYS
 from orchard.nn.norm import RMSNorm
@@ -32,7 +32,6 @@ def olmo2(hf: Json) -> Decoder.Config:
 
 def olmoe(hf: Json) -> Decoder.Config:
     bias = flag(hf, "attention_bias")
-    hf = {**hf, "rms_norm_eps": number(hf, "rms_norm_eps", 1e-5, least=0.0)}
     blocks = [
         Block.Config(
             mixer_norm=norm(hf),
@@ -62,10 +61,17 @@ FAMILIES = (
         "olmo2",
         olmo2,
         gguf="olmo2",
+        defaults={"rms_norm_eps": 1e-5},
         hf_keys={
             "mixer_out_norm.weight": "post_attention_layernorm.weight",
             "mlp_out_norm.weight": "post_feedforward_layernorm.weight",
         },
     ),
-    Family("olmoe", olmoe, gguf="olmoe", hf_expert_keys=EXPERT_KEYS),
+    Family(
+        "olmoe",
+        olmoe,
+        gguf="olmoe",
+        hf_expert_keys=EXPERT_KEYS,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    ),
 )

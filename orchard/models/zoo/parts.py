@@ -169,7 +169,9 @@ def mlp(hf: Json, *, bias: bool = False) -> GatedMLP.Config:
 
 
 def mixture(hf: Json, *, hidden_dim: int, renormalize: bool) -> MoE.Config:
-    name = "num_local_experts" if hf.get("num_experts") is None else "num_experts"
+    name = next((name for name in ("num_experts", "num_local_experts") if hf.get(name) is not None), None)
+    if name is None:
+        raise refused("num_experts or num_local_experts", None, "which a mixture must have")
     experts, chosen = count(hf, name), count(hf, "num_experts_per_tok")
     if chosen > experts:
         raise BadFile(f"num_experts_per_tok is {chosen}, more than {name} {experts}", hint=DAMAGED)

@@ -16,6 +16,8 @@ EXPERT_KEYS = {
     **{f"mlp.{x}.weight": f"mlp.experts.{{e}}.{x}_proj.weight" for x in ("gate", "up", "down")},
 }
 
+DEFAULTS = {"max_position_embeddings": 32_768}
+
 
 def _kinds(hf: Json) -> list[str]:
     """Qwen's first `max_window_layers` layers are global even when a window is in use."""
@@ -65,7 +67,13 @@ def qwen3_moe(hf: Json) -> Decoder.Config:
 
 
 FAMILIES = (
-    Family("qwen2", qwen2, gguf="qwen2"),
-    Family("qwen3", qwen3, gguf="qwen3"),
-    Family("qwen3_moe", qwen3_moe, gguf="qwen3moe", hf_expert_keys=EXPERT_KEYS),
+    Family("qwen2", qwen2, gguf="qwen2", defaults={**DEFAULTS, "num_key_value_heads": 32}),
+    Family("qwen3", qwen3, gguf="qwen3", defaults={**DEFAULTS, "num_key_value_heads": 32, "head_dim": 128}),
+    Family(
+        "qwen3_moe",
+        qwen3_moe,
+        gguf="qwen3moe",
+        hf_expert_keys=EXPERT_KEYS,
+        defaults={**DEFAULTS, "num_key_value_heads": 4},
+    ),
 )

@@ -102,6 +102,12 @@ def hf_config(metadata: Metadata, shapes: Shapes, read: Callable[[str], Any]) ->
         hf.setdefault("intermediate_size", hf.get("moe_intermediate_size"))
     if arch in ("gemma2", "gemma3"):
         hf.update(_gemma(arch, metadata, hf))
+    # Families have defaults of their own for what a config.json leaves out; a GGUF file means these instead.
+    heads, width = hf.get("num_attention_heads"), hf.get("hidden_size")
+    if heads is not None:
+        hf.setdefault("num_key_value_heads", heads)
+    if heads and width and width % heads == 0:
+        hf.setdefault("head_dim", width // heads)
     hf["rope_parameters"] = _rope(arch, metadata, shapes, read, hf)
     for name in ("eos_token_id", "bos_token_id"):
         token = metadata.get(f"tokenizer.ggml.{name}")
