@@ -184,11 +184,13 @@ def _types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
 def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     value = metadata.get(_PREFIX + key)
     # Converters write -1 or 2^32-1 for "none".
-    if value is None or int(value) in (-1, 0xFFFFFFFF):
+    if value is None or value in (-1, 0xFFFFFFFF):
         return None
-    if not 0 <= int(value) < count:
-        raise BadFile(f"{_PREFIX + key} is {int(value)}, outside the vocabulary of {count}", hint=_BAD_HINT)
-    return int(value)
+    if type(value) is not int:
+        raise BadFile(f"{_PREFIX + key} is no token id", hint=_BAD_HINT)
+    if not 0 <= value < count:
+        raise BadFile(f"{_PREFIX + key} is {value}, outside the vocabulary of {count}", hint=_BAD_HINT)
+    return value
 
 
 def _array(metadata: Mapping[str, Any], key: str) -> Sequence[Any] | None:

@@ -36,12 +36,12 @@ def end_ids(named: Iterable[int | None], control_tokens: dict[str, int]) -> froz
 
 def default_template(template: Any) -> str | None:
     """A chat template is a text, or a list of named ones of which "default" counts."""
-    if isinstance(template, str):
-        return template or None
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        return default_template(named.get("default"))
-    return default_template(template.get("default")) if isinstance(template, dict) else None
+        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    elif isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) and template else None
 
 
 def guarded(what: str, build: Callable[[], T]) -> T:

@@ -213,6 +213,9 @@ def damaged(**changes: Any) -> dict[str, Any]:
         (damaged(merges=["a"]), BadFile, "merge"),
         (damaged(token_type=[1]), BadFile, "one type per token"),
         (damaged(bos_token_id=10**6), BadFile, "bos_token_id"),
+        (damaged(bos_token_id=[1]), BadFile, "bos_token_id"),
+        (damaged(eos_token_id="one"), BadFile, "eos_token_id"),
+        (damaged(eos_token_id=float("nan")), BadFile, "eos_token_id"),
         (gguf_of_pieces() | {"tokenizer.ggml.scores": [1.0]}, BadFile, "score"),
         (gguf_of_pieces() | {"tokenizer.ggml.scores": None}, BadFile, "score"),
     ],
@@ -258,3 +261,8 @@ def test_wrong_calls_are_usage_errors() -> None:
     with pytest.raises(UsageError):
         tokenizer.decode([-1])
     assert tokenizer.decode([10**6]) == "" and tokenizer.token_bytes(10**6) == b""
+
+
+@pytest.mark.parametrize("template", [1, [1], {"a": 1}, [{"name": [1], "template": "x"}], [{"name": "default"}], ""])
+def test_an_odd_template_is_no_template(template: Any) -> None:
+    assert Tokenizer.from_gguf(damaged() | {"tokenizer.chat_template": template}).chat_template is None
