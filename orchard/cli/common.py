@@ -6,6 +6,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +17,7 @@ from orchard.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from orchard.generate import Answer
     from orchard.session.model import Model
 
 ModelOption = Annotated[
@@ -48,7 +51,9 @@ RepetitionOption = Annotated[
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer; without one it is drawn anew.")
+]
 OfflineOption = Annotated[
     bool,
     typer.Option(
@@ -66,7 +71,9 @@ def note(line: str = "") -> None:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
+    """JSON on stdout; where stdout takes no UTF-8, everything else is escaped."""
+    escaped = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    print(json.dumps(value, indent=indent, ensure_ascii=escaped, default=str))
 
 
 def printable(text: str) -> str:
@@ -111,7 +118,17 @@ def read_prompt(argument: str | None) -> str:
         prompt = decode_input(sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
     if not prompt.strip():
         raise UsageError("the prompt is empty", hint="write some text as the argument, or on standard input")
-    return prompt
+    return unicode_text("the prompt", prompt)
+
+
+def unicode_text(what: str, text: str) -> str:
+    """A text of the command line, refused where its bytes were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        hint = "write it in UTF-8, or put it in a file and convert that with `iconv -t UTF-8`"
+        raise UsageError(f"{what} is not UTF-8 at character {error.start:,}", hint=hint) from error
+    return text
 
 
 def decode_input(data: bytes) -> str:
@@ -135,29 +152,58 @@ def sampling(
     stop: list[str] | None,
     seed: int | None,
 ) -> dict[str, Any]:
-    """The options of `respond` and `chat` as arguments of `Model.generate`."""
-    return {
-        "max_tokens": max_tokens,
+    """The options of `respond` and `chat` as arguments of `Model.generate`; wrong ones are refused before a model is
+    loaded."""
+    from orchard.generate.request import Request, Sampling
+
+    choice = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
-        "stop": tuple(stop or ()),
-        "seed": seed,
     }
+    rest: dict[str, Any] = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "seed": seed}
+    Request((0,), sampling=Sampling(**choice), **rest)  # type: ignore[arg-type]
+    return choice | rest
 
 
 def load_model(name: str) -> Model:
     """Load a model. A name that is not there is refused before torch is imported."""
+    from orchard.cli.process import import_torch
     from orchard.weights.library import Library
 
     Library().resolve(name)
-    from orchard.session.model import load
+    with _saying(f"loading {name} …"):
+        import_torch()
+        from orchard.session.model import load
 
-    return load(name)
+        return load(name)
+
+
+@contextmanager
+def _saying(line: str) -> Iterator[None]:
+    """A line on the terminal while something takes its time, gone when it is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"{line}\r", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(line), end="\r", file=sys.stderr, flush=True)
+
+
+def note_if_cut(answer: Answer, max_tokens: int) -> None:
+    """Tell a person that an answer was not finished, and what would let it go on."""
+    if answer.finish != "length" or not sys.stderr.isatty():
+        return
+    if answer.usage.output >= max_tokens:
+        note(f"(cut after {max_tokens:,} tokens; --max-tokens N allows more)")
+    else:
+        note(f"(cut after {answer.usage.output:,} tokens: the model's context is full)")
 
 
 def messages_for(prompt: str, system: str | None) -> list[dict[str, str]]:
-    first = [{"role": "system", "content": system}] if system else []
+    first = [{"role": "system", "content": unicode_text("the text of --system", system)}] if system else []
     return [*first, {"role": "user", "content": prompt}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show what this machine offers and what is missing."""
+    """Show what this machine offers and what is missing. Exit code 1 when something needed is missing."""
     facts = examine()
     if as_json:
         print_json(facts)
@@ -52,7 +53,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def examine() -> dict[str, Any]:
     """Every fact as plain data; `problems` holds what keeps Orchard from working, each with its fix."""
     missing = [name for module, name in REQUIRED.items() if importlib.util.find_spec(module) is None]
-    problems = [{"what": f"{name} is not installed", "fix": f"pip install {name}"} for name in missing]
+    problems = [{"what": f"{name} is not installed", "fix": f"{_pip()} install {name}"} for name in missing]
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": f"{platform.system().lower()} {platform.machine()}",
@@ -82,10 +83,14 @@ def _cpu() -> dict[str, Any]:
 
 
 def _torch(problems: list[dict[str, str]]) -> dict[str, Any] | None:
+    from orchard.cli.process import import_torch
+
     try:
+        import_torch()
         import torch
     except Exception as error:  # a broken install fails in many ways, and this verb exists to say so
-        problems.append({"what": f"torch cannot be imported: {error}", "fix": "pip install --force-reinstall torch"})
+        fix = f"{_pip()} install --force-reinstall torch"
+        problems.append({"what": f"torch cannot be imported: {error}", "fix": fix})
         return None
     device, name = "cpu", ""
     if torch.cuda.is_available():
@@ -113,32 +118,40 @@ def _memory() -> dict[str, int | None]:
 
 
 def _library(problems: list[dict[str, str]]) -> dict[str, Any]:
-    from orchard.weights.library import DEFAULT_MODEL, Library
+    from orchard.core.errors import OrchardError
+    from orchard.weights.library import DEFAULT_MODEL, OTHER_HOME, Library
 
     library = Library()
-    existing = next(path for path in (library.home, *library.home.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        problems.append({"what": f"{existing} cannot be written", "fix": "set ORCHARD_HOME to a folder of yours"})
+    entries, free = [], None
     try:
         entries = library.list()
-    except OSError as error:
-        problems.append(
-            {"what": f"the library cannot be read: {error}", "fix": "set ORCHARD_HOME to a folder of yours"}
-        )
-        entries = []
+        existing = next(path for path in (library.home, *library.home.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        if not os.access(existing, os.W_OK) and not entries:  # models that are there can be used all the same
+            problems.append({"what": f"{existing} cannot be written", "fix": OTHER_HOME})
+    except (OrchardError, OSError) as error:
+        problems.append({"what": str(error), "fix": OTHER_HOME})
     return {
         "home": str(library.home),
-        "disk_free": shutil.disk_usage(existing).free,
+        "disk_free": free,
         "models": [entry.name for entry in entries if not entry.damaged],
         "damaged": [entry.name for entry in entries if entry.damaged],
         "leftover_bytes": library.leftovers(),
+        "unfinished": library.unfinished(),
         "fix": "" if entries else f"orchard pull {DEFAULT_MODEL}",
     }
 
 
+def _pip() -> str:
+    """The pip of this Python, which need not be the first one on the path."""
+    return f"{shlex.quote(sys.executable)} -m pip"
+
+
 def _extra(extra: str, modules: dict[str, str]) -> dict[str, Any]:
     missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
-    return {"missing": missing, "fix": f"pip install 'orchard[{extra}]'" if missing else ""}
+    checkout = Path(__file__).resolve().parents[2]
+    package = f"-e '{checkout}[{extra}]'" if (checkout / "pyproject.toml").is_file() else f"'orchard[{extra}]'"
+    return {"missing": missing, "fix": f"{_pip()} install {package}" if missing else ""}
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -155,12 +168,15 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if memory["total"]:
         free = f", {human_bytes(memory['free'])} free" if memory["free"] is not None else ""
         lines.append(("memory", f"{human_bytes(memory['total'])}{free}"))
-    lines.append(("disk", f"{human_bytes(library['disk_free'])} free at {library['home']}"))
+    if library["disk_free"] is not None:
+        lines.append(("disk", f"{human_bytes(library['disk_free'])} free at {library['home']}"))
     lines.append(("models", ", ".join(library["models"]) or f"none yet; get one: {library['fix'] or 'orchard list'}"))
     for name in library["damaged"]:
         lines.append(("", f"{name} is damaged; get it again: orchard pull {name}"))
     if library["leftover_bytes"]:
-        lines.append(("", f"{human_bytes(library['leftover_bytes'])} left by interrupted pulls; pull or rm them again"))
+        names = ", ".join(library["unfinished"]) or "models removed"
+        text = f"{human_bytes(library['leftover_bytes'])} held by unfinished work on {names}"
+        lines.append(("", f"{text}; `orchard pull` goes on with it, `orchard rm` deletes it"))
     for extra, state in facts["extras"].items():
         text = f"not installed; get it: {state['fix']}" if state["missing"] else "installed"
         lines.append(("extras" if extra == next(iter(facts["extras"])) else "", f"{extra}: {text}"))

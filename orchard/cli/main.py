@@ -7,15 +7,17 @@ one line and a hint; `ORCHARD_DEBUG=1` shows the traceback. Verb modules import 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from orchard import __version__
-from orchard.cli import chat, doctor, pull, respond, rm, show, study
+from orchard.cli import chat, doctor, process, pull, respond, rm, show, study
 from orchard.cli import list as list_verb
 from orchard.cli.common import print_json
 from orchard.core.errors import OrchardError
@@ -64,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     except OrchardError as error:
         return _report(error.to_dict(), error.exit_code, as_json)
+    except OSError as error:
+        return _report(_system_facts(error), 1, as_json)
     except Exception as error:
-        if callable(
-            getattr(error, "format_message", None)
-        ):  # a usage error of typer or click, whichever typer has inside
-            return _usage(error, as_json)
+        if callable(getattr(error, "format_message", None)):  # a usage error of typer, or of the click inside it
+            return _usage(error, arguments, as_json)
         message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "this is a fault of Orchard; run it again with ORCHARD_DEBUG=1 to see the traceback"
         return _report({"code": "unexpected", "message": message, "hint": hint, "retryable": False}, 1, as_json)
@@ -76,13 +78,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def run() -> None:
     """The entry point of the `orchard` program."""
-    sys.exit(main(sys.argv[1:]))
+    process.prepare()
+    code = main(sys.argv[1:])
+    process.finish()
+    sys.exit(code)
 
 
-def _usage(error: Any, as_json: bool) -> int:
-    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "orchard"
+def _usage(error: Any, arguments: Sequence[str], as_json: bool) -> int:
+    verbs = {command.name for command in app.registered_commands}
+    path = " ".join(["orchard", *[word for word in arguments[:1] if word in verbs]])
     facts = {"code": "usage", "message": error.format_message(), "hint": f"see `{path} --help`", "retryable": False}
     return _report(facts, int(getattr(error, "exit_code", 2)), as_json)
+
+
+def _system_facts(error: OSError) -> dict[str, Any]:
+    """The machine refused something that no verb foresaw: a full disk under stdout, a folder without permission."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    place = error.filename or ("the output cannot be written" if full else "the system refused something")
+    message = f"{place}: {error.strerror or error}"
+    hint = "check the place, its permissions and its free space; ORCHARD_DEBUG=1 shows where it happened"
+    return {"code": "system", "message": message, "hint": hint, "retryable": False}
 
 
 def _report(facts: dict[str, Any], code: int, as_json: bool) -> int:
@@ -90,20 +105,22 @@ def _report(facts: dict[str, Any], code: int, as_json: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    try:
+    with suppress(OSError):  # the part of a result that is there comes before what went wrong
         sys.stdout.flush()
+    with suppress(OSError):  # there may be nobody to tell
         print(f"error: {facts['message']}", file=sys.stderr)
         if facts["hint"]:
             print(f"hint: {facts['hint']}", file=sys.stderr)
+    try:
         if as_json:
             print_json({"error": facts})
-            sys.stdout.flush()
-    except BrokenPipeError:
+        sys.stdout.flush()
+    except OSError:
         _reader_left()
     return code
 
 
 def _reader_left() -> int:
-    """Whoever read our output has had enough: leave without a word, also when Python flushes stdout at its end."""
+    """Nobody takes our output any more: leave without a word, also when Python flushes stdout at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

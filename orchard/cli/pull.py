@@ -6,14 +6,22 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.common import JsonOption, OfflineOption, note, print_json
+from orchard.cli.common import JsonOption, note, print_json
 
 
 def pull(
     name: Annotated[str, typer.Argument(help="smollm2, or org/name or org/name:FILE.gguf from the hub.")],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again even if it is here and whole.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when all is well; the bar stays.")] = False,
-    offline: OfflineOption = False,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            envvar="ORCHARD_OFFLINE",
+            show_envvar=False,
+            help="Only check what is here, and fail where it would have to be fetched.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring a model into the library, checked against its checksum."""

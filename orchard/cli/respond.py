@@ -22,8 +22,10 @@ from orchard.cli.common import (
     TopKOption,
     TopPOption,
 )
+from orchard.core.errors import ContextOverflow
 
 if TYPE_CHECKING:
+    from orchard.generate import Answer
     from orchard.session.model import Model
 
 
@@ -62,21 +64,28 @@ def respond(
 
 def answer_once(prompt: str, *, name: str, system: str | None, settings: dict[str, Any], as_json: bool) -> None:
     """Load, answer, print. `chat` comes here too when its input is not a terminal."""
-    model = common.load_model(name)
     # A text alone also suits a model without a chat template, which continues it.
     messages = common.messages_for(prompt, system) if system else prompt
+    model = common.load_model(name)
+    try:
+        if as_json:
+            answer = model.generate(messages, **settings)
+        else:
+            answer = write_stream(model, messages, settings)
+    except ContextOverflow as error:
+        error.hint = f"shorten the prompt by at least {error.tokens + 1 - error.limit:,} tokens"
+        raise
     if as_json:
-        answer = model.generate(messages, **settings)
         usage = {"input": answer.usage.input, "output": answer.usage.output}
         facts = {"text": answer.text, "ids": list(answer.ids), "finish": answer.finish, "usage": usage}
         common.print_json(facts | {"seed": answer.seed, "model": name}, indent=None)
-        return
-    write_stream(model, messages, settings)
+    else:
+        common.note_if_cut(answer, settings["max_tokens"])
 
 
 def write_stream(
     model: Model, messages: str | list[dict[str, str]], settings: dict[str, Any], heard: list[str] | None = None
-) -> None:
+) -> Answer:
     """Write an answer piece by piece, and end its line however it ended; `heard` collects the pieces, so that an
     interrupted answer is not lost."""
     heard = heard if heard is not None else []
@@ -93,3 +102,4 @@ def write_stream(
     finally:
         stream.close()
     print(flush=True)
+    return stream.answer

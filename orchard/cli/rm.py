@@ -21,13 +21,14 @@ def rm(
 
     library = Library()
     entry = library.find(name)
-    if entry is not None and not yes:
+    if not yes and (entry is not None or name in library.unfinished()):
+        what = f"{entry.name} ({human_bytes(entry.bytes)})" if entry else f"what an unfinished pull of {name} left"
         if not sys.stdin.isatty():
-            raise UsageError(f"deleting {entry.name} needs a yes", hint=f"orchard rm {entry.name} --yes")
-        if not typer.confirm(f"Delete {entry.name} ({human_bytes(entry.bytes)})?", err=True):
+            raise UsageError(f"deleting {what} needs a yes", hint=f"orchard rm {name} --yes")
+        if not typer.confirm(f"Delete {what}?", err=True):
             note("kept")
             raise typer.Exit(1)
-    removed = library.remove(name)
+    removed = library.remove(name, waiting=lambda: note(f"a pull of {name} is running; waiting for it to end"))
     if as_json:
         print_json({"removed": removed.name, "bytes": removed.bytes})
     else:

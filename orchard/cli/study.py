@@ -21,7 +21,7 @@ def study(
     scale: Annotated[
         Scale, typer.Option(metavar="small|full", help="small: two CPU cores, minutes; full: one GPU.")
     ] = Scale.small,
-    seed: Annotated[int, typer.Option(help="The seed of every random choice in the run.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of every random choice in the run.")] = 0,
     save: Annotated[bool, typer.Option("--save", help="Keep the Report in results/studies (in a checkout).")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
     as_json: JsonOption = False,

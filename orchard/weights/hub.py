@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard.core.errors import (
+    BadFile,
     DiskFull,
     DownloadFailed,
     ModelNotFound,
@@ -68,6 +70,8 @@ def pull_hub(library: Library, name: str, *, quiet: bool = False) -> Entry:
         with bar as advance, watching(folder, advance):
             for file in files:
                 _fetch(hub, file, folder)
+                if file.name == "config.json":  # the weights come last, and may be many gigabytes
+                    _check_family(folder)
     entry = library.find(name)
     assert entry is not None
     return entry
@@ -192,6 +196,22 @@ def _fetch(hub: _Hub, file: RemoteFile, folder: Path) -> None:
     part.replace(target)
 
 
+def _check_family(folder: Path) -> None:
+    """Refuse a model that could not be run, before its weights are fetched; nothing of it is kept then."""
+    from orchard.models.zoo import family_of
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        family_of(config if isinstance(config, dict) else {})
+    except (ValueError, RecursionError, OrchardError) as error:
+        _remove_strays(folder, [])
+        if isinstance(error, OrchardError):
+            raise
+        raise BadFile(
+            "the model's config.json is not JSON", hint="the repository is damaged; tell its owner"
+        ) from error
+
+
 def _part(folder: Path, file: RemoteFile) -> Path:
     return safe_join(folder, f".{file.name}.{(file.sha256 or file.git_blob)[:16]}.part")
 
@@ -253,6 +273,9 @@ def hub_errors(repo: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # the disk, not the network
         line = str(error).strip().splitlines()[:1] or [""]
+        if type(error).__name__ in ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError"):
+            hint = "check the network (behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT) and run it again"
+            raise DownloadFailed(f"the hub cannot be reached: {line[0]}", hint=hint) from error
         raise DownloadFailed(
             f"the download of {repo} broke off: {type(error).__name__} {line[0]}", hint=again
         ) from error

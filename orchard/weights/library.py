@@ -8,6 +8,7 @@ into `models/.trash/` before it is deleted. So a reader sees a whole entry or no
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ from orchard.core.files import disk_errors, safe_join, write_text
 RECORD = "orchard.json"
 DEFAULT_MODEL = "smollm2"
 ALIASES = {"smollm2-135m": "smollm2", "smollm2-135m-instruct": "smollm2"}
+OTHER_HOME = "set ORCHARD_HOME to a folder of yours"
 
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 _HUB_NAME = re.compile(r"([^/:]+)/([^/:]+)(?::([^/:]+))?")
@@ -36,14 +38,18 @@ _HUB_NAME = re.compile(r"([^/:]+)/([^/:]+)(?::([^/:]+))?")
 def home() -> Path:
     """`ORCHARD_HOME`, or `orchard` in the user's cache folder as this platform has it."""
     asked = os.environ.get("ORCHARD_HOME")
-    if asked:
-        return Path(asked).expanduser().absolute()
-    if sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        if asked:
+            return Path(asked).expanduser().absolute()
+        if sys.platform == "darwin":
+            cache = Path.home() / "Library" / "Caches"
+        elif sys.platform == "win32":
+            cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        else:
+            given = os.environ.get("XDG_CACHE_HOME", "")  # one that is not absolute is to be ignored, says its standard
+            cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise UsageError("this user has no home folder to keep models in", hint=OTHER_HOME) from error
     return cache / "orchard"
 
 
@@ -53,10 +59,10 @@ def stored_name(name: str) -> str:
     hub = _HUB_NAME.fullmatch(name)
     parts = [part for part in hub.groups() if part] if hub else [name]
     if not all(_PART.fullmatch(part) for part in parts):
-        raise UsageError(
-            f"{name!r} is not a model name",
-            hint="a name has letters, digits, '.', '_' and '-', and may have an organisation before it: org/name",
-        )
+        hint = "a name has letters, digits, '.', '_' and '-', and may have an organisation before it: org/name"
+        raise UsageError(f"{name!r} is not a model name", hint=hint)
+    if len(name) > 200:  # file systems stop at 255, and the names of locks and trash are longer
+        raise UsageError(f"the model name {name[:40]}… has {len(name)} characters", hint="at most 200 fit")
     return "--".join(parts)
 
 
@@ -85,7 +91,11 @@ class Entry:
         if self.damaged:
             return self.damaged
         for file, expected in self.files.items():
-            if sha256_of(safe_join(self.path, file), advance) != expected["sha256"]:
+            try:
+                found = sha256_of(safe_join(self.path, file), advance)
+            except OSError as error:
+                return f"{file} cannot be read: {error.strerror}"
+            if found != expected["sha256"]:
                 return f"{file} does not have the SHA-256 it was pulled with"
         return ""
 
@@ -115,49 +125,57 @@ class Library:
 
     def list(self) -> Entries:
         """Every entry, by name; a damaged one is listed as damaged."""
-        if not self.models.is_dir():
-            return []
-        folders = sorted(path for path in self.models.iterdir() if not path.name.startswith("."))
-        return [_read(folder) for folder in folders if folder.is_dir()]
+        with _usable_home(self.home, "read"):
+            folders = sorted(self.models.iterdir()) if self._is_there() else []
+            return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
 
     def find(self, name: str) -> Entry | None:
         folder = self._folder(name)
-        return _read(folder) if folder.is_dir() else None
+        with _usable_home(self.home, "read"):
+            return _read(folder) if self._is_there() and folder.is_dir() else None
+
+    def _is_there(self) -> bool:
+        """Whether the library has been begun; a file where it should be is an error, not an empty library."""
+        if self.models.is_dir():
+            return True
+        nearest = next(path for path in (self.models, *self.models.parents) if path.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
+        return False
 
     def resolve(self, name_or_path: str | Path) -> Path:
         """The GGUF file or folder to open for a library name, a GGUF file, or a Hugging Face folder."""
         text = str(name_or_path)
-        path = Path(text).expanduser()
-        looks_like_path = (
-            isinstance(name_or_path, Path) or text.startswith((".", "/", "~", os.sep)) or path.is_absolute()
-        )
+        looks_like_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or Path(text).is_absolute()
         if not looks_like_path:
             with suppress(UsageError):
                 entry = self.find(text)
                 if entry is not None:
                     return _usable(entry)
-        if text and path.is_file():
-            return path
-        if text and path.is_dir():
-            return _folder_model(path)
+        found = _at_path(Path(text)) if text else None
+        if found is not None:
+            return found
         if looks_like_path or (text.endswith(".gguf") and ":" not in text):
             raise ModelNotFound(f"no file or folder at {text}", hint="check the path, or see `orchard list`")
         raise ModelNotFound(f"no model called {text!r} in the library", hint=self._nearest(text))
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str, waiting: Callable[[], None] | None = None) -> Entry:
         """Delete an entry, whole or damaged; what was left of an interrupted pull goes too."""
         folder = self._folder(name)
-        entry = self.find(name)
         partial = self.models / ".partial" / folder.name
-        if entry is None and not partial.is_dir():
-            raise ModelNotFound(f"no model called {name!r} in the library", hint=self._nearest(name))
-        with self.lock(name):
-            if folder.is_dir():
-                self._move_to_trash(folder)
-            if partial.is_dir():
-                self._move_to_trash(partial)
+        missing = ModelNotFound(f"no model called {name!r} in the library", hint=self._nearest(name))
+        if self.find(name) is None and not partial.is_dir():
+            raise missing
+        with self.lock(name, waiting), _usable_home(self.home, "changed"):
+            found = [path for path in (folder, partial) if path.is_dir()]  # a pull that was running may have ended
+            if not found:
+                raise missing
+            left = Entry(name=name, path=partial, bytes=bytes_in(partial), damaged="an interrupted pull")
+            entry = self.find(name) or left
+            for path in found:
+                self._move_to_trash(path)
             self._empty_trash(held=folder.name)
-        return entry or Entry(name=name, path=partial, damaged="an interrupted pull")
+        return entry
 
     @contextmanager
     def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -165,15 +183,15 @@ class Library:
         from filelock import FileLock, Timeout
 
         locks = self.models / ".locks"
-        with disk_errors(locks):
-            locks.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(locks / f"{stored_name(name)}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if waiting:
-                waiting()
-            lock.acquire()
+        with _usable_home(self.home, "written"), disk_errors(locks):
+            locks.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if waiting:
+                    waiting()
+                lock.acquire()
         try:
             yield
         finally:
@@ -205,8 +223,13 @@ class Library:
 
     def leftovers(self) -> int:
         """Bytes held by interrupted pulls and removals."""
-        folders = (self.models / ".partial", self.models / ".trash")
-        return sum(bytes_in(folder) for folder in folders)
+        return bytes_in(self.models / ".partial") + bytes_in(self.models / ".trash")
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Names of pulls that were interrupted, or are running now."""
+        with suppress(OSError):
+            return tuple(sorted(path.name.replace("--", "/", 1) for path in (self.models / ".partial").iterdir()))
+        return ()
 
     def _folder(self, name: str) -> Path:
         return self.models / stored_name(name)  # a checked name cannot leave the folder; a link put there by hand may
@@ -249,6 +272,16 @@ class Library:
         if _HUB_NAME.fullmatch(name):
             return f"get it with `orchard pull {name}`, or see `orchard list`"
         return f"`orchard list` shows what is here; `orchard pull {DEFAULT_MODEL}` gets the default model"
+
+
+@contextmanager
+def _usable_home(place: Path, done: str) -> Iterator[None]:
+    """What the system refuses becomes one clear line."""
+    try:
+        yield
+    except OSError as error:
+        hint = f"check its permissions, or {OTHER_HOME}"
+        raise BadFile(f"the library at {place} cannot be {done}: {error.strerror or error}", hint=hint) from error
 
 
 def sha256_of(path: Path, advance: Callable[[float], None] | None = None) -> str:
@@ -333,10 +366,25 @@ def _first_fault(folder: Path, files: dict[str, dict[str, Any]]) -> str:
 
 def _usable(entry: Entry) -> Path:
     if entry.damaged:
-        raise BadFile(
-            f"{entry.name} is damaged: {entry.damaged}", hint=f"get it again with `orchard pull {entry.name}`"
-        )
+        hint = f"get it again with `orchard pull {entry.name}`"
+        raise BadFile(f"{entry.name} is damaged: {entry.damaged}", hint=hint)
     return entry.model_path
+
+
+def _at_path(path: Path) -> Path | None:
+    """The model at a path: a GGUF file, or what a folder holds."""
+    try:
+        path = path.expanduser()
+        if path.is_dir():
+            return _folder_model(path)
+        if path.is_file():
+            if path.suffix == ".safetensors" or path.name == "config.json":
+                raise UsageError(f"{path} is one file of a model folder", hint=f"name the folder: {path.parent}")
+            return path
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of somebody who is not there
+        shown, why = str(path)[:200], getattr(error, "strerror", error)
+        raise BadFile(f"{shown} cannot be read: {why}", hint="check the path and its permissions") from error
+    return None
 
 
 def _folder_model(folder: Path) -> Path:
@@ -347,6 +395,5 @@ def _folder_model(folder: Path) -> Path:
         return files[0]
     if files:
         raise ModelNotFound(f"{folder} holds {len(files)} GGUF files", hint=f"name one of them, such as {files[0]}")
-    raise ModelNotFound(
-        f"{folder} holds no model", hint="a model folder has config.json and *.safetensors, or a GGUF file"
-    )
+    hint = "a model folder has config.json and *.safetensors, or a GGUF file"
+    raise ModelNotFound(f"{folder} holds no model", hint=hint)

