@@ -154,7 +154,7 @@ class _Hub:
         """Append what is missing to `part`. A server that knows no ranges makes it start again."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         url = hf_hub_url(self.repo, file.name, revision=self.commit, endpoint=self.endpoint)
         with part.open("r+b" if part.exists() else "w+b") as out, hub_errors(self.repo):
