@@ -64,7 +64,7 @@ def load(
     `dtype` "auto" computes in float32 on a CPU and bfloat16 on an accelerator. `rewrite` changes the config tree before
     anything is built: other weight formats, other stores, other parts.
     """
-    place = torch.device(_device(device))
+    place = _device(device)
     kind = _dtype(dtype, place)
     path = Library().resolve(str(name_or_path))
     with open_checkpoint(path) as checkpoint:
@@ -149,8 +149,8 @@ class Model:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: ids as they are, messages through the chat template, and a text as one user message
         (or, for a model without a template, as text to continue)."""
-        if isinstance(prompt, Sequence) and prompt and all(isinstance(item, int) for item in prompt):
-            return [int(item) for item in prompt]  # type: ignore[arg-type]
+        if isinstance(prompt, list | tuple) and prompt and all(type(item) is int for item in prompt):
+            return [int(item) for item in prompt]
         messages = messages_from(prompt)  # type: ignore[arg-type]
         if isinstance(prompt, str) and self.tokenizer.chat_template is None:
             return self.tokenizer.encode(prompt, bos=self.tokenizer.add_bos)
@@ -198,6 +198,8 @@ class Model:
         **options: Unpack[Options],
     ) -> list[Answer]:
         """Answer several prompts at once; each gets what it would have got alone (up to rounding in the matrices)."""
+        if isinstance(prompts, str | bytes):
+            raise UsageError("generate_many takes a list of prompts", hint="for one prompt there is generate")
         requests = [self.request(prompt, **options) for prompt in prompts]
         return self.engine.answer(requests, cancel=cancel)
 
@@ -211,8 +213,11 @@ class Model:
         others: dict[str, Any] = {name: value for name, value in options.items() if name not in SAMPLING}
         if isinstance(others.get("logprobs"), bool):
             others["logprobs"] = 0 if others["logprobs"] else None
-        if isinstance(others.get("stop"), str):
-            others["stop"] = (others["stop"],)
+        stop = others.pop("stop", None)
+        if isinstance(stop, str | list | tuple):
+            others["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        elif stop is not None:
+            raise UsageError(f"stop is {stop!r}", hint="give a text, or a list of texts")
         return Request(tuple(self.prompt_ids(prompt)), sampling=Sampling(**chosen), **others)  # type: ignore[arg-type]
 
     def save(self, path: str | Path, *, type: str | None = None) -> None:
@@ -227,10 +232,15 @@ class Model:
         return f"Model({self.name!r}, {layers} layers, width {self.config.dim}, {dtype} on {self.decoder.device})"
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise UsageError(f"there is no device {name!r} here", hint="`orchard doctor` shows what there is") from error
+    return device
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -101,14 +101,22 @@ def test_messages_go_through_the_template(model: Model) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"stop": ""}, {"tempreature": 1.0}, {"top_k": 0}],
+    [
+        {"stop": 5},
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"stop": ""},
+        {"tempreature": 1.0},
+        {"top_k": 0},
+    ],
 )
 def test_wrong_options(model: Model, options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         model.generate("Hello", **options)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [{"role": "robot", "content": "x"}], [{"content": "x"}], 3])
+@pytest.mark.parametrize("prompt", ["", b"hi", [True], [], [{"role": "robot", "content": "x"}], [{"content": "x"}], 3])
 def test_wrong_prompts(model: Model, prompt: object) -> None:
     with pytest.raises(UsageError):
         model.generate(prompt)  # type: ignore[call-overload]
@@ -180,6 +188,18 @@ def test_an_unknown_architecture_is_named(path: Path, tmp_path: Path) -> None:
         write_gguf(tmp_path / "odd.gguf", {**file.typed_metadata(), "general.architecture": "rwkv7"}, [])
     with pytest.raises(UnknownArchitecture, match="rwkv7"):
         orchard.load(tmp_path / "odd.gguf")
+
+
+def test_one_prompt_is_not_many(model: Model) -> None:
+    with pytest.raises(UsageError, match="list"):
+        model.generate_many("abc")
+    assert model.generate("Hello", max_tokens=2, stop=None).usage.output == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "meta:x"])
+def test_wrong_device(path: Path, device: str) -> None:
+    with pytest.raises(UsageError, match="device"):
+        orchard.load(path, device=device)
 
 
 def test_wrong_dtype(path: Path) -> None:
