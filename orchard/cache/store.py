@@ -7,7 +7,7 @@ store a layer reads: its own, or that of an earlier layer, which then has neithe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,16 @@ from orchard.cache.codecs import Codec, Parts, Plain
 from orchard.cache.policies import KeepAll, Placement, Policy, Slots
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context, KVView, Rotate
-from orchard.core.errors import ConfigError
+from orchard.core.errors import ConfigError, UnsupportedPair
+
+
+@dataclass(frozen=True)
+class NativeStore:
+    """A store as the native engine knows it: a codec by name and a window (0: everything is kept)."""
+
+    codec: str
+    keep: int
+    sinks: int
 
 
 class Store(Configurable):
@@ -30,6 +39,17 @@ class Store(Configurable):
         policy: BaseConfig = field(default_factory=KeepAll.Config)
         owner: int | None = None
         """The layer whose store is read; None: this layer's own."""
+
+        def native(self) -> NativeStore:
+            """The same for a plan; `UnsupportedPair` where codec or policy do not say that they have a native form."""
+            codec, policy = self.codec.build(), self.policy.build()
+            name = vars(type(codec)).get("native")
+            if name is None:
+                raise UnsupportedPair(f"the codec {type(codec).__name__} has no native form", hint="it runs in torch")
+            window = policy.native_window() if "native_window" in vars(type(policy)) else None
+            if window is None:
+                raise UnsupportedPair(f"the policy {type(policy).__name__} has no native form", hint="it runs in torch")
+            return NativeStore(name, *window)
 
     def __init__(self, cfg: Config, *, slots: Slots, dtype: torch.dtype, device: torch.device | None = None) -> None:
         if cfg.owner is not None:

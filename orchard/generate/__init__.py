@@ -1,7 +1,7 @@
 """From token ids to token ids and text: the engine, its requests and its sampling rules.
 
-`Engine(model, tokenizer).answer([Request(ids=…)])` is all that most callers need. What a request and an answer are costs
-no torch to import; the engine brings torch in when it is first named.
+`Engine(model, tokenizer).answer([Request(ids=…)])` is all that most callers need. Nothing here imports torch, except for
+a model that runs in it; the engine is imported when it is first named.
 """
 
 from __future__ import annotations

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+import numpy as np
 
 from orchard.core.errors import ContextOverflow, UsageError
-from orchard.generate.forward import Forward
-from orchard.generate.protocol import Model
+from orchard.generate.errors import NumericError
+from orchard.generate.protocol import Pass, Runner
 from orchard.generate.request import Answer, Piece, Request
 from orchard.generate.row import Row
 from orchard.generate.stream import Collector, Stream
 from orchard.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from orchard.generate.torch_forward import TorchModel
 
 Pieces = Generator[tuple[int, Piece], None, None]
 
@@ -30,10 +34,10 @@ class Engine:
     cancelled run may go on.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, prefill_chunk: int = 512) -> None:
+    def __init__(self, model: Runner | TorchModel, tokenizer: Tokenizer, *, prefill_chunk: int = 512) -> None:
         if prefill_chunk < 1:
             raise UsageError(f"prefill_chunk is {prefill_chunk}", hint="use a whole number from 1")
-        self.model = model
+        self.model = _runner(model)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
 
@@ -42,13 +46,15 @@ class Engine:
 
         All requests are checked here, before any work: one that cannot be answered rejects the list. Work begins with the
         first `next`. Setting `cancel` ends every answer within one token, with a last piece of finish "cancelled";
-        closing the generator ends it without one. Both free the stores. Scores that are not numbers raise `NumericError`,
-        which ends the run.
+        closing the generator ends it without one. Both free the stores.
+
+        Scores that no token can be chosen from raise `NumericError` where there is one request. Among several, that
+        answer alone ends, with a last piece of finish "error", and the others go on.
         """
         return self._checked(requests, cancel.is_set if cancel is not None else _never)
 
     def answer(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> list[Answer]:
-        """All answers, in the order of the requests."""
+        """All answers, in the order of the requests; `run` says when one of them may have finish "error"."""
         collectors = [Collector(request.seeded()) for request in requests]
         for index, piece in self.run([collector.request for collector in collectors], cancel=cancel):
             collectors[index].add(piece)
@@ -73,11 +79,11 @@ class Engine:
             Row(index, request, self.tokenizer, room=context - len(request.ids))
             for index, request in enumerate(requests)
         ]
-        forward = Forward(self.model, [request.ids for request in requests], length=max(row.length for row in rows))
+        forward = self.model.begin([request.ids for request in requests], length=max(row.length for row in rows))
         scores = self._read(forward, stopped)
         while scores is not None:
-            for row, row_scores in zip(rows, scores, strict=True):
-                yield row.index, row.take(row_scores)
+            for place, row in enumerate(rows):
+                yield row.index, _taken(row, scores[place], alone=len(requests) == 1)
             live = [place for place, row in enumerate(rows) if not row.finished]
             if live and len(live) < len(rows):
                 forward.keep(live)
@@ -87,7 +93,7 @@ class Engine:
         for row in rows:  # none, unless the run was cancelled
             yield row.index, row.cancel()
 
-    def _read(self, forward: Forward, stopped: Callable[[], bool]) -> Tensor | None:
+    def _read(self, forward: Pass, stopped: Callable[[], bool]) -> np.ndarray | None:
         """Scores after the prompts; None when told to stop on the way."""
         width = max(1, self.prefill_chunk // len(forward.lengths))
         for start in range(0, forward.longest, width):
@@ -115,6 +121,23 @@ class Engine:
                 limit=limits.context,
                 hint=f"shorten the input of request {index} by at least {over:,} tokens, so that one new token has room",
             )
+
+
+def _runner(model: Runner | TorchModel) -> Runner:
+    if isinstance(model, Runner):
+        return model
+    from orchard.generate.torch_forward import runner_of  # a torch model comes with torch; a native one never needs it
+
+    return runner_of(model)
+
+
+def _taken(row: Row, scores: np.ndarray, *, alone: bool) -> Piece:
+    try:
+        return row.take(scores)
+    except NumericError as error:
+        if alone:
+            raise
+        return row.fail(error)
 
 
 def _never() -> bool:

@@ -1,24 +1,16 @@
-"""What the engine asks of others: a model to score tokens, its stores, and rules that bend the scores.
+"""What the engine asks of others: a runner that scores tokens, and rules that bend the scores. No torch here.
 
-Shapes: B sequences, T new tokens, V vocabulary.
+Scores are float32 numpy arrays on the CPU, whatever made them. Shapes: B sequences, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, overload, runtime_checkable
 
-import torch
-from torch import Tensor
-
-from orchard.core.context import Context, KVCache
-
-
-class Stores(KVCache, Protocol):
-    """A model's stores for a batch; `orchard.cache.store.Cache` is the real one."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these sequences, in this order."""
+import numpy as np
 
 
 class Shape(Protocol):
@@ -31,26 +23,107 @@ class Shape(Protocol):
     def vocab(self) -> int: ...
 
 
-class Model(Protocol):
-    """A causal model over token ids; `orchard.models.language.decoder.Decoder` is one."""
+class Pass(Protocol):
+    """One run over a batch of prompts: `read` chunk after chunk, `first` once, then `step`; `keep` drops sequences.
+
+    Scores belong to the caller only until the next call: a runner may write the next ones into the same memory. Dropping
+    the last reference to a pass frees its stores.
+    """
+
+    lengths: list[int]
+    """Tokens of each sequence so far, counting those of its prompt that are still to be read."""
+    longest: int
+    """Tokens of the longest prompt."""
+
+    def read(self, start: int, stop: int) -> None:
+        """Read tokens start … stop - 1 of every prompt that has them."""
+
+    def first(self) -> np.ndarray:
+        """Scores [B, V] after the prompts, all of which have been read."""
+        ...
+
+    def step(self, ids: Sequence[int]) -> np.ndarray:
+        """Scores [B, V] after one more token of each sequence."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """A causal model over token ids, ready to run: in torch (`torch_forward.TorchRunner`) or natively."""
 
     @property
     def config(self) -> Shape: ...
 
-    @property
-    def device(self) -> torch.device: ...
-
-    def hidden(self, ids: Tensor, context: Context) -> Tensor:
-        """What the head reads: [B, T, dim] for ids [B, T]."""
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        """Scores [..., V] of the next token."""
-
-    def cache(self, *, batch: int, length: int) -> Stores:
-        """Empty stores for `batch` sequences of up to `length` tokens."""
+    def begin(self, prompts: Sequence[Sequence[int]], *, length: int) -> Pass:
+        """`length`: no sequence will be longer, its prompt included."""
+        ...
 
 
-@dataclass(frozen=True)
+class Tokens(Sequence[int]):
+    """Token ids that can be added to without copying, and still a value: nobody's tokens ever change.
+
+    The tokens of one sequence at different times share one list that only grows, and each knows how much of it is its
+    own. Two different continuations of the same tokens part ways by a copy. Equal to a tuple of the same ids.
+    """
+
+    __slots__ = ("_ids", "_length", "_lock")
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._ids = list(ids)
+        self._length = len(self._ids)
+        self._lock = threading.Lock()
+
+    def plus(self, token_id: int) -> Tokens:
+        longer = Tokens.__new__(Tokens)
+        longer._length = self._length + 1
+        with self._lock:  # two threads may go on from the same tokens
+            if len(self._ids) == self._length:
+                self._ids.append(token_id)
+                longer._ids, longer._lock = self._ids, self._lock
+                return longer
+        longer._ids, longer._lock = [*self._ids[: self._length], token_id], threading.Lock()
+        return longer
+
+    def goes_on_from(self, other: Tokens) -> bool:
+        """Whether these are the other tokens and perhaps more, as far as that is known without comparing them."""
+        return self._ids is other._ids and self._length >= other._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        if isinstance(place, slice):
+            return tuple(self._ids[i] for i in range(*place.indices(self._length)))
+        inside = place + self._length if place < 0 else place
+        if not 0 <= inside < self._length:
+            raise IndexError(f"no token {place} among {self._length}")
+        return self._ids[inside]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Tokens):
+            same = self._ids is other._ids and self._length == other._length
+            return same or self._ids[: self._length] == other._ids[: other._length]
+        return tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class State:
     """All that the choice of the next token may depend on, besides the scores: the tokens so far.
 
@@ -58,17 +131,22 @@ class State:
     """
 
     prompt: tuple[int, ...]
-    output: tuple[int, ...] = ()
+    output: Tokens
+
+    def __init__(self, prompt: tuple[int, ...], output: Iterable[int] = ()) -> None:
+        object.__setattr__(self, "prompt", prompt)
+        object.__setattr__(self, "output", output if isinstance(output, Tokens) else Tokens(output))
 
     def plus(self, token_id: int) -> State:
-        return replace(self, output=(*self.output, token_id))
+        return State(self.prompt, self.output.plus(token_id))
 
 
 class Rule(Protocol):
-    """Bends the scores [V] (float32, on the CPU) of one sequence before a token is chosen; -inf rules a token out.
+    """Bends the scores [V] (float32) of one sequence before a token is chosen; -inf rules a token out.
 
-    The answer depends on the arguments only, and the scores handed in are left as they are. A rule that follows the
-    output with a machine of its own (a grammar) brings it to where `state.output` stands, forwards or back.
+    The answer depends on the arguments only. The scores handed in are left as they are, and are not kept after the
+    call: their memory will hold other scores. A rule that follows the output with a machine of its own (a grammar)
+    brings it to where `state.output` stands, forwards or back.
     """
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor: ...
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray: ...

@@ -14,8 +14,9 @@ from orchard.core.seeds import fresh_seed
 if TYPE_CHECKING:
     from orchard.generate.protocol import Rule
 
-Finish = Literal["stop", "length", "cancelled"]
-"""Why an answer ended: an end token or a stop string; no room left; the caller's wish."""
+Finish = Literal["stop", "length", "cancelled", "error"]
+"""Why an answer ended: an end token or a stop string; no room left; the caller's wish; scores that no token can be
+chosen from, where other answers of the same run could go on."""
 
 MOST_TOKENS = 2**24
 """More than any model's context: a larger `max_tokens` is a mistake, not a wish."""
@@ -97,14 +98,15 @@ class Piece:
     """What one step adds to one answer.
 
     `text` may be empty while half a character, or what could become a stop string, is held back. `id` is the new token;
-    None in a last piece that adds none (an end token, or a cancelled run). The end token's `logprob` is still given.
-    `finish` is set in the last piece only.
+    None in a last piece that adds none (an end token, a cancelled run, an error). The end token's `logprob` is still
+    given. `finish` is set in the last piece only, and `error` says in words what finish "error" means.
     """
 
     text: str
     id: int | None
     finish: Finish | None = None
     logprob: TokenLogprob | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class Usage:
 @dataclass(frozen=True)
 class Answer:
     """A finished answer. `ids` holds no end token; after a stop string it holds the tokens that spelled it, `text` does
-    not. `logprobs` goes with `ids`, one each, or is None where none were asked for."""
+    not. `logprobs` goes with `ids`, one each, or is None where none were asked for. `error` says what broke an answer of
+    finish "error"; the rest is what it had until then."""
 
     text: str
     ids: tuple[int, ...]
@@ -126,6 +129,7 @@ class Answer:
     usage: Usage
     seed: int
     logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
 
 
 def _number(name: str, value: Any, wanted: str, allowed: Any) -> None:

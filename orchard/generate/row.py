@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from orchard.generate.errors import NumericError
 from orchard.generate.protocol import State
@@ -39,9 +38,8 @@ class Row:
         """The token chosen last."""
         return self.state.output[-1]
 
-    @torch.inference_mode()
-    def take(self, scores: Tensor) -> Piece:
-        self._check(scores)
+    def take(self, scores: np.ndarray) -> Piece:
+        """Keeps nothing of the scores: their memory is the runner's."""
         self.state = self._sampler.step(self.state, scores)
         wanted = self.request.logprobs
         logprob = None if wanted is None else logprob_of(scores, self.last, wanted)
@@ -59,18 +57,11 @@ class Row:
         """The last piece of a sequence that ends before its time."""
         return Piece(self._end(), None, "cancelled")
 
+    def fail(self, error: NumericError) -> Piece:
+        """The last piece of a sequence whose scores are broken."""
+        return Piece(self._end(), None, "error", error=f"{error} ({error.hint})")
+
     def _end(self) -> str:
         """What was held back."""
         self.finished = True
         return self._stops.push(self._decoder.finish()) + self._stops.finish()
-
-    def _check(self, scores: Tensor) -> None:
-        least, most = scores.aminmax()
-        if least.isfinite() and most.isfinite():  # NaN anywhere makes both NaN
-            return
-        nans, count = int(scores.isnan().sum()), scores.numel()
-        raise NumericError(
-            f"the model's scores for request {self.index} are broken after {len(self.state.output)} new tokens: "
-            f"{nans:,} of {count:,} are NaN, {int(scores.isinf().sum()):,} infinite",
-            hint="the weights are damaged, or too large for the dtype: load the model again, in float32",
-        )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from orchard.generate.protocol import Rule, State
+from orchard.generate.protocol import Rule, State, Tokens
 from orchard.generate.request import Sampling
+from orchard.ops.kernels.sampling import Choice, k_best, near_best, nucleus, scaled
 
-OUT = float("-inf")
+COLDEST, HOTTEST = 1e-30, 1e30
+"""What float32 can divide by."""
 
 
 def rules_of(sampling: Sampling) -> tuple[Rule, ...]:
@@ -31,35 +32,56 @@ def rules_of(sampling: Sampling) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def choice_of(sampling: Sampling) -> Choice | None:
+    """The same rules as one call of the sampling head; None where it does not do all of them."""
+    if sampling.repetition_penalty not in (None, 1) or sampling.temperature == 0:
+        return None
+    return Choice(
+        temperature=_bounded(sampling.temperature),
+        top_k=sampling.top_k or 0,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        distance=math.log(sampling.min_p) if sampling.min_p else -math.inf,
+    )
+
+
 class RepetitionPenalty:
     """Tokens of the prompt and the output: positive scores divided, negative multiplied (CTRL, arXiv 1909.05858)."""
 
     def __init__(self, penalty: float) -> None:
-        self.penalty = penalty
-        self._prompt: tuple[tuple[int, ...], Tensor] | None = None
+        self.penalty = np.float32(min(max(penalty, COLDEST), HOTTEST))
+        self._prompt: tuple[int, ...] = ()
+        self._output = Tokens()
+        self._seen: dict[int, None] = {}
+        self._ids = np.empty(0, dtype=np.int64)
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor:
-        seen = torch.cat([self._prompt_ids(state.prompt), torch.tensor(state.output, dtype=torch.long)])
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        seen = self._seen_in(state)
         old = scores[seen]
-        # An id that occurs twice is written twice with the same number.
-        return scores.index_copy(0, seen, torch.where(old > 0, old / self.penalty, old * self.penalty))
+        out = scores.copy()
+        with np.errstate(over="ignore"):
+            out[seen] = np.where(old > 0, old / self.penalty, old * self.penalty)
+        return out
 
-    def _prompt_ids(self, prompt: tuple[int, ...]) -> Tensor:
-        """The prompt as a tensor, made once: it may be long, and is the same at every step."""
-        if self._prompt is None or self._prompt[0] is not prompt:
-            self._prompt = (prompt, torch.tensor(sorted(set(prompt)), dtype=torch.long))
-        return self._prompt[1]
+    def _seen_in(self, state: State) -> np.ndarray:
+        """Every id once. What was worked out for the last state is gone on from, so that a step costs one token."""
+        if self._prompt is not state.prompt or not state.output.goes_on_from(self._output):
+            self._prompt, self._output = state.prompt, Tokens()
+            self._seen, self._ids = dict.fromkeys(state.prompt), np.empty(0, dtype=np.int64)
+        self._seen.update(dict.fromkeys(state.output[len(self._output) :]))
+        self._output = state.output
+        if len(self._ids) != len(self._seen):
+            self._ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
+        return self._ids
 
 
 class Temperature:
     """Scores divided by the temperature: below 1 sharper, above 1 flatter."""
 
     def __init__(self, temperature: float) -> None:
-        self.temperature = min(max(temperature, 1e-30), 1e30)  # what float32 can divide by
+        self.temperature = _bounded(temperature)
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor:
-        # Counted from the best score, so that a tiny temperature gives -inf to the others and never +inf to the best.
-        return (scores - scores.max()) / self.temperature
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        return scaled(scores, self.temperature)
 
 
 class TopK:
@@ -68,14 +90,8 @@ class TopK:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor:
-        if self.k >= scores.numel():
-            return scores
-        least = scores.topk(self.k).values[-1]
-        stays = scores > least
-        equal = (scores == least).nonzero()[:, 0]
-        stays[equal[: self.k - int(stays.sum())]] = True
-        return scores.masked_fill(~stays, OUT)
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        return k_best(scores, self.k)
 
 
 class TopP:
@@ -84,14 +100,8 @@ class TopP:
     def __init__(self, p: float) -> None:
         self.p = p
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor:
-        mass = scores.double().softmax(-1)
-        # All tokens below (1 - p) / V together have less than 1 - p, so the set never needs them: sort only the rest.
-        likely = (mass >= (1 - self.p) / mass.numel()).nonzero()[:, 0]
-        order = mass[likely].sort(descending=True, stable=True)
-        count = int((order.values.cumsum(0) < self.p).sum()) + 1
-        stays = likely[order.indices[:count]]
-        return torch.full_like(scores, OUT).index_copy(0, stays, scores[stays])
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        return nucleus(scores, self.p)
 
 
 class MinP:
@@ -100,5 +110,9 @@ class MinP:
     def __init__(self, share: float) -> None:
         self.distance = math.log(share)
 
-    def __call__(self, scores: Tensor, state: State) -> Tensor:
-        return scores.masked_fill(scores - scores.max() < self.distance, OUT)
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        return near_best(scores, self.distance)
+
+
+def _bounded(temperature: float) -> float:
+    return min(max(temperature, COLDEST), HOTTEST)

@@ -16,6 +16,7 @@ class Collector:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.finish: Finish | None = None
+        self.error: str | None = None
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -26,7 +27,7 @@ class Collector:
             self._ids.append(piece.id)
             if piece.logprob is not None:
                 self._logprobs.append(piece.logprob)
-        self.finish = piece.finish
+        self.finish, self.error = piece.finish, piece.error
 
     def answer(self) -> Answer:
         if self.finish is None or self.request.seed is None:
@@ -38,6 +39,7 @@ class Collector:
             usage=Usage(input=len(self.request.ids), output=len(self._ids)),
             seed=self.request.seed,
             logprobs=None if self.request.logprobs is None else tuple(self._logprobs),
+            error=self.error,
         )
 
 

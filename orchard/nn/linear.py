@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.errors import ConfigError
-from orchard.nn.formats import Format, Packed, Plain
+from orchard.nn.formats import Format, Grouped, GroupedFormat, NativeWeight, Packed, Plain
 
 INIT_STD = 0.02
 
@@ -40,15 +40,34 @@ class Weight(nn.Module):
 
     def assign(self, weight: Tensor) -> None:
         """Pack a dense weight into this module, replacing what was there (also on the meta device)."""
+        self._refuse_shape(weight)
+        self._place(self.format.pack(weight))
+
+    def assign_grouped(self, grouped: Grouped) -> bool:
+        """Keep codes and scales exactly as they are; False, and nothing changed, where the format cannot."""
+        self._refuse_shape(grouped.codes)
+        packed = self.format.take(grouped) if isinstance(self.format, GroupedFormat) else None
+        if packed is None:
+            return False
+        self._place(packed)
+        return True
+
+    def _refuse_shape(self, weight: Tensor) -> None:
         if tuple(weight.shape) != self.shape:
             raise ConfigError(f"a weight of shape {tuple(weight.shape)} where {self.shape} belongs", hint="reshape it")
-        for name, value in self.format.pack(weight).items():
+
+    def _place(self, packed: Packed) -> None:
+        for name, value in packed.items():
             old = getattr(self, name)
             new = value.detach()
             setattr(self, name, nn.Parameter(new, requires_grad=old.requires_grad) if name in self._parameters else new)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.format.unpack(self.packed(), dtype)
+
+    def native(self) -> NativeWeight:
+        """The weight as the native engine reads it; `NotLowered` says why not."""
+        return self.format.native(self.packed(), self.shape)
 
     @property
     def nbytes(self) -> int:

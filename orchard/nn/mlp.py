@@ -12,6 +12,8 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.nn.linear import Linear
+from orchard.nn.lowering import linear_of
+from orchard.ops.plan.builder import Builder, Value
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -55,3 +57,10 @@ class GatedMLP(Configurable, nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         y: Tensor = self.down(self.act(self.gate(x)) * self.up(x))
         return y
+
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        hidden = self.config.hidden_dim
+        gate = linear_of(builder, self.gate, x, f"{path}.gate", hidden)
+        up = linear_of(builder, self.up, x, f"{path}.up", hidden)
+        gated = builder.gate(gate, up, self.config.activation)
+        return linear_of(builder, self.down, gated, f"{path}.down", self.config.dim)

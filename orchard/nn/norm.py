@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.ops.plan.builder import Builder, Value
 
 
 class RMSNorm(Configurable, nn.Module):
@@ -31,3 +33,11 @@ class RMSNorm(Configurable, nn.Module):
         if self.config.cast_first:
             return weight.to(x.dtype) * wide.to(x.dtype)
         return (weight.float() * wide).to(x.dtype)
+
+    def scales(self) -> np.ndarray:
+        """What a normalised row is multiplied with, float32: the weight with its offset."""
+        weight: np.ndarray = (self.weight.detach().float() + self.config.offset).cpu().numpy()
+        return weight
+
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        return builder.norm(x, self.scales(), self.config.eps, path=path)

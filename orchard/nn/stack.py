@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,8 +11,10 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
+from orchard.nn.lowering import obstacle, part_of
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.norm import RMSNorm
+from orchard.ops.plan.builder import Builder, Value
 
 
 class Block(Configurable, nn.Module):
@@ -53,6 +56,14 @@ class Block(Configurable, nn.Module):
         x = x + self.mixer_out_norm(self.mixer(self.mixer_norm(x), context))
         return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x), context))
 
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        for name in ("mixer", "mlp"):
+            y = x
+            for part in (f"{name}_norm", name, f"{name}_out_norm"):
+                y = part_of(builder, getattr(self, part), y, f"{path}.{part}")
+            x = builder.add(x, y)
+        return x
+
 
 class Stack(Configurable, nn.Module):
     """Blocks one after another. Each layer is a config of its own, so any of them may differ."""
@@ -76,6 +87,33 @@ class Stack(Configurable, nn.Module):
         for layer in self.layers:
             x = layer(x, context)
         return x
+
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        builder.in_torch.update(_stores_in_torch(self.layers))
+        for layer, block in enumerate(self.layers):
+            x = part_of(builder, block, x, f"{path}.layers.{layer}")
+        return x
+
+
+def _stores_in_torch(layers: nn.ModuleList) -> dict[int, str]:
+    """Layers whose store cannot be native, and why. One layer that has to run in torch takes all along that share its store."""
+    members: dict[int, list[int]] = {}
+    reasons: dict[int, str] = {}
+    for layer, block in enumerate(layers):
+        mixer: Any = getattr(block, "mixer", None)
+        store = getattr(getattr(mixer, "config", None), "store", None)
+        if store is None:
+            continue
+        members.setdefault(layer if store.owner is None else store.owner, []).append(layer)
+        reason = obstacle(block) or obstacle(mixer) or (mixer.obstacle() if hasattr(mixer, "obstacle") else None)
+        if reason is not None:
+            reasons[layer] = reason
+    for group in members.values():
+        first = next((layer for layer in group if layer in reasons), None)
+        if first is not None:
+            for layer in group:
+                reasons.setdefault(layer, f"it shares a store with layer {first}: {reasons[first]}")
+    return reasons
 
 
 def _norm(cfg: RMSNorm.Config | None) -> nn.Module:

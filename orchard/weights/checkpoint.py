@@ -23,9 +23,11 @@ from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, family_of
 from orchard.models.zoo.fields import count, shown
 from orchard.nn.attention import Attention
+from orchard.nn.formats import Grouped
 from orchard.nn.moe import MoE
 from orchard.weights.folder import HFFolder
 from orchard.weights.gguf.arch import ROPE_FACTORS, file_config
+from orchard.weights.gguf.grouped import split
 from orchard.weights.gguf.quants import READABLE
 from orchard.weights.gguf.reader import GGUFFile
 
@@ -130,6 +132,22 @@ class Checkpoint:
         if self.format == "gguf":
             return from_gguf(ours, tensor, tree, self.family)
         return tensor
+
+    def read_grouped(self, ours: str, tree: Decoder.Config) -> Grouped | None:
+        """One of our weights as the whole numbers and scales that the file holds; None where it holds no such thing."""
+        name = self.name(ours, tree)
+        if not isinstance(self.source, GGUFFile) or name not in self.source.tensors:
+            return None
+        info = self.source.tensors[name]
+        found = split(self.source.raw(name), info.type, info.shape)
+        if found is None:
+            return None
+        # Only rows change places, so codes, scales and minima move alike.
+        codes, scales, minima = (
+            None if part is None else from_gguf(ours, torch.from_numpy(part), tree, self.family) for part in found[:3]
+        )
+        assert codes is not None and scales is not None
+        return Grouped(codes, scales, minima, found.bits, found.group)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self.tensors:

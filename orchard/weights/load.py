@@ -9,6 +9,7 @@ from orchard.core.errors import BadFile
 from orchard.core.progress import progress
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.fields import shown
+from orchard.nn.formats import GroupedFormat
 from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
 from orchard.nn.norm import RMSNorm
 from orchard.weights.checkpoint import DISAGREE, Checkpoint
@@ -24,8 +25,8 @@ def load_decoder(
     """Build the checkpoint's model (or a rewritten `config` of it) and read its weights.
 
     Weights are packed into whatever format the config asks for as they arrive, so that a compressed model never exists
-    uncompressed as a whole. A checkpoint whose tensors are not those of its own config is refused before anything is
-    built or read.
+    uncompressed as a whole; where the file already holds what the format keeps (`as_stored`), it is taken over as it is. A
+    checkpoint whose tensors are not those of its own config is refused before anything is built or read.
     """
     source = checkpoint.config().complete()
     refuse_misfits(checkpoint, source)
@@ -35,7 +36,8 @@ def load_decoder(
     names = tensor_names(model)
     with progress(f"reading {checkpoint.path.name}", total=len(names)) as advance:
         for ours, (module, attribute) in names.items():
-            _fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
+            if not _take_over(module, attribute, ours, checkpoint, source, device):
+                _fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
             advance()
     return model.eval().requires_grad_(False)
 
@@ -102,6 +104,24 @@ def dense_tensor(module: nn.Module, attribute: str, dtype: torch.dtype | None = 
     return tensor if dtype is None else tensor.to(dtype)
 
 
+def _take_over(
+    module: nn.Module,
+    attribute: str,
+    ours: str,
+    checkpoint: Checkpoint,
+    source: Decoder.Config,
+    device: torch.device | str,
+) -> bool:
+    """Keep what the file holds, code for code. False where the module's format is another."""
+    if not isinstance(module, Weight) or attribute != "weight" or not isinstance(module.format, GroupedFormat):
+        return False
+    grouped = checkpoint.read_grouped(ours, source)
+    if grouped is None:
+        return False
+    _check_shape(ours, tuple(grouped.codes.shape), module.shape)
+    return module.assign_grouped(grouped.to(device))
+
+
 def _fill(
     module: nn.Module,
     attribute: str,
@@ -110,12 +130,16 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> None:
-    whole = isinstance(module, Weight) and attribute == "weight"
-    expected = module.shape if whole else tuple(getattr(module, attribute).shape)
-    if tuple(tensor.shape) != tuple(expected):  # type: ignore[arg-type]
-        raise BadFile(f"{ours} has shape {tuple(tensor.shape)}, not {expected}", hint="config and weights disagree")
-    tensor = tensor.to(device=device, dtype=dtype)
-    if whole:
-        module.assign(tensor)  # type: ignore[operator]
+    if isinstance(module, Weight) and attribute == "weight":
+        _check_shape(ours, tuple(tensor.shape), module.shape)
+        # Formats with types of their own round for themselves: rounding to the model's type first would only lose.
+        own = all(part.dtype is not None for part in module.format.layout(module.shape).values())
+        module.assign(tensor.to(device=device, dtype=torch.float32 if own else dtype))
     else:
-        setattr(module, attribute, nn.Parameter(tensor, requires_grad=False))
+        _check_shape(ours, tuple(tensor.shape), tuple(getattr(module, attribute).shape))
+        setattr(module, attribute, nn.Parameter(tensor.to(device=device, dtype=dtype), requires_grad=False))
+
+
+def _check_shape(ours: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != tuple(expected):
+        raise BadFile(f"{ours} has shape {found}, not {expected}", hint="config and weights disagree")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from orchard.cache.policies import Window
 from orchard.cache.store import Store
 from orchard.core.context import Context
 from orchard.generate import Answer, Engine, Request, Sampling
+from orchard.generate.protocol import State
 from orchard.models.language.decoder import Decoder
 from orchard.text.tokenizer import Tokenizer
 
@@ -145,9 +147,9 @@ def test_an_end_token_ends_one_row_and_is_not_shown(decoder: Callable[..., Decod
         def __init__(self, count: int) -> None:
             self.count = count
 
-        def __call__(self, scores: torch.Tensor, state: object) -> torch.Tensor:
-            out = scores.clone()
-            out[end] = 1e9 if len(state.output) == self.count else float("-inf")  # type: ignore[attr-defined]
+        def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+            out = scores.copy()
+            out[end] = 1e9 if len(state.output) == self.count else float("-inf")
             return out
 
     model = decoder()

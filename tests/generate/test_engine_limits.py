@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,27 +110,63 @@ def test_one_bad_request_rejects_the_list(watched: Make, tokenizer: Tokenizer) -
     assert most.logprobs is not None and len(most.logprobs[0].top) == 262
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_scores_are_named(bad: float, temperature: float, watched: Make, tokenizer: Tokenizer) -> None:
-    model = watched()
+def broken_at(model: Any, call: int, row: int, bad: float) -> Any:
+    """The model, with one bad score in one row of one call of its head."""
     score = model.scores
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
         out = score(hidden)
-        if len(model.scored) == 3:
-            out[1, 7] = bad
+        if len(model.scored) == call:
+            out[row, 7] = bad
         return out
 
     model.scores = broken
-    request = Request(ids=(1, 2), sampling=Sampling(temperature=temperature), seed=1)
-    with pytest.raises(NumericError, match=r"request 1 are broken after 2 new tokens: (1|0) of 262 are NaN") as caught:
-        Engine(model, tokenizer).answer([request, request])
+    return model
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_scores_end_one_answer_alone(
+    bad: float, temperature: float, watched: Make, tokenizer: Tokenizer
+) -> None:
+    request = Request(ids=(1, 2), max_tokens=6, sampling=Sampling(temperature=temperature), seed=1, logprobs=0)
+    with pytest.raises(NumericError, match=r"scores are broken after 2 new tokens: (1|0) of 262 are NaN") as caught:
+        Engine(broken_at(watched(), 3, 0, bad), tokenizer).answer([request])
     assert caught.value.code == "numeric" and caught.value.hint
+
+    (whole,) = Engine(watched(), tokenizer).answer([request])
+    model = broken_at(watched(), 3, 1, bad)
+    first, broken, last = Engine(model, tokenizer).answer([request] * 3)
+    for other in (first, last):
+        assert (other.ids, other.text, other.finish, other.error) == (whole.ids, whole.text, "length", None)
+    assert (broken.finish, broken.ids, broken.usage.output) == ("error", whole.ids[:2], 2)
+    assert broken.text == tokenizer.decode(broken.ids)
+    assert broken.logprobs is not None and [entry.id for entry in broken.logprobs] == list(broken.ids)
+    assert broken.error is not None and "after 2 new tokens" in broken.error and "load the model again" in broken.error
+    assert model.scored == [(3, 32)] * 3 + [(2, 32)] * 3, "the broken row leaves the stores"
+    assert model.caches[0]() is None
+
+
+def test_a_stream_and_a_run_of_one_raise_broken_scores(watched: Make, tokenizer: Tokenizer) -> None:
+    stream = Engine(broken_at(watched(), 3, 0, float("nan")), tokenizer).stream(Request(ids=(1, 2)))
+    said = [next(stream), next(stream)]
+    with pytest.raises(NumericError):
+        next(stream)
+    stream.close()
+    assert stream.answer.ids == tuple(piece.id for piece in said), "what was said is not lost"
+    with pytest.raises(NumericError):
+        list(Engine(broken_at(watched(), 1, 0, float("nan")), tokenizer).run([Request(ids=(1, 2))]))
+
+
+def test_all_answers_may_break(watched: Make, tokenizer: Tokenizer) -> None:
+    rule = lambda scores, state: scores + np.float32("nan")  # noqa: E731
+    answers = Engine(watched(), tokenizer).answer([Request(ids=(1,), rules=(rule,))] * 2)
+    assert [(answer.finish, answer.ids) for answer in answers] == [("error", ())] * 2
+    assert all("no token to choose" in str(answer.error) for answer in answers)
 
 
 def test_rules_that_leave_nothing_are_an_error(watched: Make, tokenizer: Tokenizer) -> None:
-    rules = (lambda scores, state: torch.full_like(scores, float("-inf")),)
+    rules = (lambda scores, state: np.full_like(scores, float("-inf")),)
     for temperature in (0.0, 1.0):
         request = Request(ids=(1,), rules=rules, sampling=Sampling(temperature=temperature, top_p=0.5, top_k=3))
         with pytest.raises(NumericError, match="no token to choose"):

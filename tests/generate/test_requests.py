@@ -64,3 +64,10 @@ def test_edges_that_are_allowed() -> None:
 def test_requests_cost_no_torch() -> None:
     code = "import sys; from orchard.generate import Request, Sampling; Request(ids=(1,)); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_engine_costs_no_torch() -> None:
+    names = ("protocol", "engine", "row", "rules", "sampling", "stops", "stream", "request", "errors")
+    modules = ", ".join(f"orchard.generate.{name}" for name in names)
+    code = f"import sys, orchard.generate, {modules}; orchard.generate.Engine; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

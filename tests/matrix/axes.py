@@ -35,7 +35,10 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "sinks": {"window": 4, "sinks": 2},
         "wide": {"window": 64, "sinks": 1},
     },
+    # Variations of a format that only rounding can tell apart are tried in tests/nn/test_formats.py: here each costs many cases.
     "orchard.nn.formats.int8:Int8": {"rows": {}, "groups": {"group": 8}},
+    "orchard.nn.formats.int4:Int4": {"minimum": {"group": 8, "minimum": True}},
+    "orchard.nn.formats.int2:Int2": {"groups": {"group": 8}},
     "orchard.nn.attention.scaling:Linear": {"linear": {"factor": 2.0}},
     "orchard.nn.attention.scaling:Ntk": {"ntk": {"factor": 2.0}},
     "orchard.nn.attention.scaling:Llama3": {"llama3": {"factor": 4.0, "original": 16}},

@@ -20,6 +20,10 @@ class Codec(ABC):
     before_rotation: ClassVar[bool] = False
     """Whether keys are encoded unrotated, and rotated each time they are read."""
 
+    native: ClassVar[str | None] = None
+    """How the native engine names this codec: "plain" (slots as they come) or one of `steps.CODECS`. A class says it itself:
+    what a subclass inherits does not count."""
+
     @abstractmethod
     def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Each part's shape per slot and head, and its dtype."""

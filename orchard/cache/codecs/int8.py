@@ -12,6 +12,8 @@ from orchard.core.config import BaseConfig, Configurable, config
 class Int8(Configurable, Codec):
     """Symmetric, scaled by the largest magnitude of the head's channels."""
 
+    native = "int8"
+
     @config
     class Config(BaseConfig):
         pass

@@ -12,6 +12,8 @@ from orchard.core.config import BaseConfig, Configurable, config
 class Plain(Configurable, Codec):
     """No loss, no saving."""
 
+    native = "plain"
+
     @config
     class Config(BaseConfig):
         pass

@@ -75,5 +75,10 @@ class Policy(ABC):
     def capacity(self, length: int) -> int:
         """Slots needed for sequences of up to `length` tokens."""
 
+    def native_window(self) -> tuple[int, int] | None:
+        """(slots kept, sinks) for the native engine, (0, 0) for everything; None where it has no such policy. A class says
+        it itself: what a subclass inherits does not count."""
+        return None
+
     @abstractmethod
     def place(self, slots: Slots, positions: Tensor, upto: int) -> Placement: ...

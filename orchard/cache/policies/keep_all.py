@@ -22,6 +22,9 @@ class KeepAll(Configurable, Policy):
     def capacity(self, length: int) -> int:
         return length
 
+    def native_window(self) -> tuple[int, int] | None:
+        return 0, 0
+
     def place(self, slots: Slots, positions: Tensor, upto: int) -> Placement:
         index = torch.where(positions >= 0, positions, slots.capacity)
         slots.positions.scatter_(2, index[:, None, :], positions[:, None, :])

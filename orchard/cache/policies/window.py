@@ -33,6 +33,9 @@ class Window(Configurable, Policy):
     def capacity(self, length: int) -> int:
         return min(length, self.config.window + self.config.sinks)
 
+    def native_window(self) -> tuple[int, int] | None:
+        return self.config.window, self.config.sinks
+
     def place(self, slots: Slots, positions: Tensor, upto: int) -> Placement:
         sinks, ring = self.config.sinks, max(slots.capacity - self.config.sinks, 1)
         slot = torch.where(positions < sinks, positions, sinks + (positions - sinks) % ring)

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from orchard.cache.store import Cache, Store
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
+from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import Embedding, Linear
+from orchard.nn.lowering import floats, native_of, obstacle, part_of
 from orchard.nn.norm import RMSNorm
 from orchard.nn.stack import Stack
+from orchard.ops.plan.builder import Builder
 
 
 class Decoder(Configurable, nn.Module):
@@ -74,6 +77,20 @@ class Decoder(Configurable, nn.Module):
         if self.config.softcap is not None:
             logits = torch.tanh(logits / self.config.softcap) * self.config.softcap
         return logits
+
+    def lower(self, builder: Builder) -> None:
+        """Say the whole model. The table and the head have to be native: between them any module may run in torch."""
+        if (reason := obstacle(self)) is not None:
+            raise NotLowered(reason)
+        table = native_of(self.embedding)
+        x = builder.embed(table, self.embedding.config.scale or 1.0, path="embedding")
+        x = part_of(builder, self.stack, x, "stack")
+        x = part_of(builder, self.norm, x, "norm")
+        if self.head is None:
+            builder.head(x, table, softcap=self.config.softcap, path="embedding")
+        else:
+            head, bias = native_of(self.head), floats(self.head.bias)
+            builder.head(x, head, bias, self.config.softcap, path="head")
 
     def stores(self) -> list[Store.Config]:
         """Each layer's store config, in order."""

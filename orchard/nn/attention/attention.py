@@ -14,11 +14,15 @@ from torch import Tensor, nn
 from orchard.cache.store import Store
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context, KVView
-from orchard.core.errors import ConfigError
+from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.rotary import Rotary
+from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import Linear
+from orchard.nn.lowering import linear_of, obstacle, part_of
 from orchard.nn.norm import RMSNorm
 from orchard.ops.attention import attend, visible
+from orchard.ops.plan.builder import Builder, Value
+from orchard.ops.plan.steps import Norm
 
 
 class Attention(Configurable, nn.Module):
@@ -120,3 +124,58 @@ class Attention(Configurable, nn.Module):
         if self.config.norm_over == "head" and norm is not None:
             x = norm(x)
         return x.transpose(1, 2)
+
+    def obstacle(self) -> str | None:
+        """Why the store of this layer, or what goes into it, has no native form."""
+        for inner, says in ((self.q_norm, "scales"), (self.k_norm, "scales"), (self.rotary, "native")):
+            if inner is not None and (reason := obstacle(inner, says=says)) is not None:
+                return reason
+        try:
+            self.config.store.native()
+        except UnsupportedPair as error:
+            return error.message
+        return None
+
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        cfg = self.config
+        if (reason := builder.in_torch.get(cfg.layer) or self.obstacle()) is not None:
+            raise NotLowered(reason)
+        kept = cfg.store.native()
+        q = self._lower_heads(builder, self.q, self.q_norm, x, f"{path}.q")
+        k = v = None
+        if self.k is not None and self.v is not None:
+            k = self._lower_heads(builder, self.k, self.k_norm, x, f"{path}.k")
+            v = self._lower_heads(builder, self.v, None, x, f"{path}.v")
+        y = builder.attend(
+            q,
+            k,
+            v,
+            layer=cfg.layer,
+            owner=cfg.store.owner,
+            heads=cfg.heads,
+            kv_heads=cfg.kv_heads,
+            dim=cfg.head_dim,
+            scale=self.scale,
+            q_norm=self._head_norm(builder, self.q_norm, f"{path}.q_norm"),
+            k_norm=self._head_norm(builder, self.k_norm, f"{path}.k_norm"),
+            rotary=None if self.rotary is None else self.rotary.native(),
+            softcap=cfg.softcap,
+            window=cfg.window,
+            codec=kept.codec,
+            keep=kept.keep,
+            sinks=kept.sinks,
+        )
+        return linear_of(builder, self.o, y, f"{path}.o", cfg.dim)
+
+    def _lower_heads(self, builder: Builder, linear: nn.Module, norm: RMSNorm | None, x: Value, path: str) -> Value:
+        """`_heads` up to the norm of single heads, which attention itself does."""
+        width = self.config.head_dim * (self.config.heads if linear is self.q else self.config.kv_heads)
+        y = linear_of(builder, linear, x, path, width)
+        if self.config.norm_over == "all" and norm is not None:
+            y = part_of(builder, norm, y, f"{path}_norm")
+        return y if self.config.clip is None else builder.clip(y, self.config.clip)
+
+    def _head_norm(self, builder: Builder, norm: RMSNorm | None, path: str) -> Norm | None:
+        if norm is None or self.config.norm_over == "all":
+            return None
+        return builder.norm_of(norm.scales(), norm.config.eps, path=path)

@@ -9,6 +9,7 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.nn.attention.scaling import Scaling
 from orchard.ops import rope
+from orchard.ops.plan.builder import Rotation
 
 
 class Rotary(Configurable):
@@ -36,6 +37,11 @@ class Rotary(Configurable):
         if device not in self._frequencies:
             self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
         return self._frequencies[device]
+
+    def native(self) -> Rotation:
+        """The same as a table for a plan."""
+        gain = 1.0 if self.scaling is None else self.scaling.gain
+        return Rotation(self.frequencies(torch.device("cpu")).numpy(), gain)
 
     def __call__(self, x: Tensor, positions: Tensor, context: Context) -> Tensor:
         """Rotate x [B, H, T, D] at positions [B, 1|H, T]. Tables for the step's own positions are made once."""

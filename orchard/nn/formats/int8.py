@@ -2,49 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from orchard.core.config import BaseConfig, Configurable, config
-from orchard.core.errors import ConfigError
-from orchard.nn.formats.base import Format, Packed, PackedPart
+from orchard.nn.formats.base import (
+    NATIVE_GROUP,
+    Grouped,
+    GroupedFormat,
+    NativeWeight,
+    NotLowered,
+    Packed,
+    PackedPart,
+    as_half,
+    exact_half,
+    finite_or_nan,
+    native_codes,
+)
+
+_SIGN = 0x80
 
 
-class Int8(Configurable, Format):
-    """Symmetric round-to-nearest."""
+class Int8(Configurable, GroupedFormat):
+    """Symmetric round-to-nearest. With `half`, scales are float16, as in GGUF's Q8_0 and in the native engine."""
+
+    bits: ClassVar[int] = 8
 
     @config
     class Config(BaseConfig):
         group: int | None = None
+        half: bool = False
 
     def __init__(self, cfg: Config) -> None:
         self.config = cfg
 
     def layout(self, shape: tuple[int, ...]) -> dict[str, PackedPart]:
         *lead, width = shape
-        groups = width // self._group(width)
         return {
             "codes": PackedPart(shape, torch.int8),
-            "scales": PackedPart((*lead, groups), torch.float32),
+            "scales": PackedPart((*lead, width // self.group(width)), self._scale_dtype),
         }
 
     def pack(self, weight: Tensor) -> Packed:
-        grouped = weight.float().unflatten(-1, (-1, self._group(weight.shape[-1])))
-        scales = grouped.abs().amax(-1).clamp_min(1e-12) / 127
-        codes = (grouped / scales[..., None]).round().to(torch.int8)
-        return {"codes": codes.flatten(-2), "scales": scales}
+        values = weight.float().unflatten(-1, (-1, self.group(weight.shape[-1])))
+        if self.config.half:
+            values = finite_or_nan(values)
+            scales = as_half(values.abs().amax(-1) / 127)
+            # A scale of zero, and one that was rounded down near zero, are why this is not simply rounded.
+            steps = (values / scales.float()[..., None]).nan_to_num(nan=0.0).clamp(-127, 127)
+        else:
+            scales = values.abs().amax(-1).clamp_min(1e-12) / 127
+            steps = values / scales[..., None]
+        return {"codes": steps.round().to(torch.int8).flatten(-2), "scales": scales}
 
     def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         codes, scales = packed["codes"], packed["scales"]
         grouped = codes.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
         return grouped.flatten(-2).to(dtype)
 
-    def fake(self, weight: Tensor) -> Tensor:
-        rounded = self.unpack(self.pack(weight.detach()), weight.dtype)
-        return weight + (rounded - weight).detach()
+    def keep(self, grouped: Grouped) -> Packed:
+        codes = (grouped.codes ^ _SIGN).view(torch.int8)
+        return {"codes": codes, "scales": grouped.scales.to(self._scale_dtype)}
 
-    def _group(self, width: int) -> int:
-        group = self.config.group or width
-        if width % group:
-            raise ConfigError(f"Int8 groups of {group} do not divide a width of {width}", hint="choose a divisor")
-        return group
+    def grouped(self, packed: Packed, shape: tuple[int, ...]) -> Grouped:
+        codes = packed["codes"].view(torch.uint8) ^ _SIGN
+        return Grouped(codes, exact_half(packed["scales"]), None, self.bits, self.group(shape[-1]))
+
+    def native(self, packed: Packed, shape: tuple[int, ...]) -> NativeWeight:
+        grouped = self.grouped(packed, shape)
+        if self.config.group is None:
+            # One scale a row would make one group of the whole row; the engine quantises activations by group, and a group
+            # as long as a row would cost accuracy.
+            if shape[-1] % NATIVE_GROUP:
+                raise NotLowered(f"rows of {shape[-1]} are no multiple of {NATIVE_GROUP}")
+            scales = grouped.scales.repeat_interleave(shape[-1] // NATIVE_GROUP, -1)
+            grouped = replace(grouped, scales=scales, group=NATIVE_GROUP)
+        return native_codes(grouped)
+
+    @property
+    def _scale_dtype(self) -> torch.dtype:
+        return torch.float16 if self.config.half else torch.float32

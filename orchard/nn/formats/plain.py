@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.config import BaseConfig, Configurable, config
-from orchard.nn.formats.base import Format, Packed, PackedPart
+from orchard.nn.formats.base import Format, NativeWeight, Packed, PackedPart, native_plain
 
 
 class Plain(Configurable, Format):
@@ -30,3 +30,7 @@ class Plain(Configurable, Format):
 
     def fake(self, weight: Tensor) -> Tensor:
         return weight
+
+    def native(self, packed: Packed, shape: tuple[int, ...]) -> NativeWeight:
+        weight = packed["weight"]
+        return native_plain(weight, "f32" if weight.dtype == torch.float32 else "bf16")

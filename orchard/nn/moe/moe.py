@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
+from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import GroupedLinear
+from orchard.nn.lowering import native_of, obstacle
 from orchard.nn.mlp import activation
 from orchard.nn.moe.router import Routing, TopK
+from orchard.ops.plan.builder import Builder, Value
 
 
 class MoE(Configurable, nn.Module):
@@ -70,6 +73,25 @@ class MoE(Configurable, nn.Module):
         weighted = torch.cat(results) * routing.weights.flatten()[order, None]
         out = torch.zeros_like(tokens).index_add_(0, source, weighted.to(tokens.dtype))
         return out.view_as(x)
+
+    def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        """One step for router and experts together, so it is all native or none of it."""
+        if (reason := obstacle(self.router, says="native")) is not None:
+            raise NotLowered(reason)
+        router = self.router.native()
+        return builder.experts(
+            x,
+            router=router.weight,
+            router_bias=router.bias,
+            k=router.k,
+            renormalize=router.renormalize,
+            gate=native_of(self.gate),
+            up=native_of(self.up),
+            down=native_of(self.down),
+            activation=self.config.activation,
+            router_path=f"{path}.router.gate",
+            path=path,
+        )
 
     def _balance(self, routing: Routing, real: Tensor) -> Tensor:
         """The load-balance loss of Switch Transformers (arXiv 2101.03961): 1 when all experts share equally."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.errors import ConfigError
+from orchard.nn.formats.base import NativeWeight
 from orchard.nn.linear import Linear
+from orchard.nn.lowering import floats, native_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,16 @@ class Routing:
     experts: Tensor
     weights: Tensor
     logits: Tensor
+
+
+@dataclass(frozen=True)
+class NativeRouter:
+    """What the native experts step asks of a router: softmax over the scores, the k best."""
+
+    weight: NativeWeight
+    bias: np.ndarray | None
+    k: int
+    renormalize: bool
 
 
 class TopK(Configurable, nn.Module):
@@ -51,3 +64,6 @@ class TopK(Configurable, nn.Module):
         if self.config.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return Routing(experts=experts, weights=weights.to(x.dtype), logits=logits)
+
+    def native(self) -> NativeRouter:
+        return NativeRouter(native_of(self.gate), floats(self.gate.bias), self.config.k, self.config.renormalize)

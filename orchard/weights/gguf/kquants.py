@@ -62,7 +62,7 @@ def _unpack_q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
     _scale(out, values.view(np.int8) - np.int8(4), factors)
 
 
-def _scales_and_mins(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def scales_and_mins(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight 6-bit scales and eight 6-bit minimums in twelve bytes.
 
     Bytes 0-3 and 4-7 hold the first four of each in six bits; their spare top bits are the top bits of the last four,
@@ -75,13 +75,13 @@ def _scales_and_mins(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpack_q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    scales, mins = _scales_and_mins(blocks["scales"])
+    scales, mins = scales_and_mins(blocks["scales"])
     factors, shifts = _per_value(scales, blocks["scale"]), _per_value(mins, blocks["least"])
     _scale(out, _runs(blocks["q"], 4, 32), factors, shifts)
 
 
 def _unpack_q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    scales, mins = _scales_and_mins(blocks["scales"])
+    scales, mins = scales_and_mins(blocks["scales"])
     factors, shifts = _per_value(scales, blocks["scale"]), _per_value(mins, blocks["least"])
     _scale(out, _runs(blocks["q"], 4, 32) | _runs(blocks["high"], 1, 32) << 4, factors, shifts)
 

@@ -1,4 +1,4 @@
-"""The model's side of a run: read prompts in chunks, then one token of every live sequence per step.
+"""A torch model as a runner: read prompts in chunks, then one token of every live sequence per step.
 
 Gradients are off inside each call and untouched outside, because callers get control back between calls.
 Shapes: B sequences, T tokens of a chunk, V vocabulary.
@@ -7,22 +7,69 @@ Shapes: B sequences, T tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from orchard.core.context import Context
+from orchard.core.context import Context, KVCache
 from orchard.core.errors import UsageError
-from orchard.generate.protocol import Model, Stores
+from orchard.generate.protocol import Runner, Shape
 
 GRAIN = 64
 """Stores are looked at up to a multiple of this: cost follows what is cached, and shapes change seldom."""
 
 
+class Stores(KVCache, Protocol):
+    """A model's stores for a batch; `orchard.cache.store.Cache` is the real one."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these sequences, in this order."""
+
+
+class TorchModel(Protocol):
+    """A causal model over token ids; `orchard.models.language.decoder.Decoder` is one."""
+
+    @property
+    def config(self) -> Shape: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def hidden(self, ids: Tensor, context: Context) -> Tensor:
+        """What the head reads: [B, T, dim] for ids [B, T]."""
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Scores [..., V] of the next token."""
+
+    def cache(self, *, batch: int, length: int) -> Stores:
+        """Empty stores for `batch` sequences of up to `length` tokens."""
+
+
+def runner_of(model: Runner | TorchModel) -> Runner:
+    """A runner as it is; a torch model wrapped into one."""
+    return model if isinstance(model, Runner) else TorchRunner(model)
+
+
+class TorchRunner:
+    """Runs a torch model on whatever device it is."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self.model = model
+
+    @property
+    def config(self) -> Shape:
+        return self.model.config
+
+    def begin(self, prompts: Sequence[Sequence[int]], *, length: int) -> Forward:
+        return Forward(self.model, prompts, length=length)
+
+
 class Forward:
     """`read` chunk after chunk, `first` once, then `step`; `keep` drops finished sequences."""
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], *, length: int) -> None:
+    def __init__(self, model: TorchModel, prompts: Sequence[Sequence[int]], *, length: int) -> None:
         """`length`: no sequence will be longer."""
         self.model = model
         self.lengths = [len(prompt) for prompt in prompts]
@@ -59,13 +106,13 @@ class Forward:
                 self._last[row] = hidden[row, length - 1 - start].clone()  # not a view: the chunk can be freed
 
     @torch.inference_mode()
-    def first(self) -> Tensor:
+    def first(self) -> np.ndarray:
         """Scores [B, V] after the prompts: only each prompt's last token goes through the head."""
         last, self._last = [hidden for hidden in self._last if hidden is not None], []
         return self._scores(torch.stack(last))
 
     @torch.inference_mode()
-    def step(self, ids: Sequence[int]) -> Tensor:
+    def step(self, ids: Sequence[int]) -> np.ndarray:
         """Scores [B, V] after one more token of each sequence."""
         positions = torch.tensor(self.lengths, device=self.model.device)[:, None]
         self.lengths = [length + 1 for length in self.lengths]
@@ -82,5 +129,6 @@ class Forward:
         upto = min(-(-longest // GRAIN) * GRAIN, self._length)
         return self.model.hidden(ids, Context(positions=positions, cache=self._stores, upto=upto))
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        return self.model.scores(hidden).float().cpu()
+    def _scores(self, hidden: Tensor) -> np.ndarray:
+        scores: np.ndarray = self.model.scores(hidden).float().cpu().numpy()
+        return scores

@@ -1,0 +1,1 @@
+"""Fast kernels, each beside a plain twin that it must agree with."""

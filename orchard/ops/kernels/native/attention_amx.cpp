@@ -1,0 +1,389 @@
+// Attention of a run of queries by matrix tiles (AMX, bfloat16), for prefill. The layouts of a store are those of the tiles: a block of 16
+// keys is a stack of B tiles, 32 slots of values are a row of them.
+//
+// Query heads that share a key head are cut into tiles of 16 queries; two such tiles go through the slots together. Slots come in
+// groups of 32, up to ROUND groups in a round: scores by tiles, a softmax relative to the largest score so far, values by
+// tiles. Groups that nobody sees are left out, and only those that somebody does not see are masked.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+
+namespace orchard {
+
+extern const AttentionKernels attention_avx512, attention_amx;
+
+namespace {
+
+constexpr int ROWS = 16;   // queries per tile
+constexpr int GROUP = 32;  // slots per group: two tiles of keys, one row of tiles of values
+constexpr int ROUND = 8;   // groups per round: scores and weights of a round stay in the nearest cache
+
+// g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a constant, which
+// cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
+struct TileShapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+alignas(64) const TileShapes SHAPES = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
+};
+inline void written() { __asm__ volatile("" ::: "memory"); }
+
+// Positions in a group of slots; `whole`: all of its slots are in range and hold one.
+struct Group {
+    int32_t oldest, newest, whole;
+};
+
+enum Sight { NOBODY, SOMEBODY, EVERYBODY };
+
+struct Scratch {
+    uint16_t* q;     // [2 tiles][width / 32][16][32]
+    float* scores;   // [2 tiles][2 * ROUND][16][16]; then weights in the place of the first of each two tiles of scores: [16][32] bfloat16
+    float* sums;     // [2 tiles][16][width]
+    Group* groups;   // [capacity / 32]
+    int32_t* slots;  // [capacity]: positions, for the way round
+    uint8_t* rest;
+
+    Scratch(const Store& s, void* memory) {
+        uint8_t* at = (uint8_t*)(((uintptr_t)memory + 63) / 64 * 64);
+        auto take = [&at](size_t bytes) {
+            uint8_t* taken = at;
+            at += (bytes + 63) / 64 * 64;
+            return taken;
+        };
+        q = (uint16_t*)take((size_t)2 * ROWS * s.width * 2);
+        scores = (float*)take((size_t)2 * 2 * ROUND * ROWS * 16 * 4);
+        sums = (float*)take((size_t)2 * ROWS * s.width * 4);
+        groups = (Group*)take((size_t)s.capacity / GROUP * sizeof(Group));
+        slots = (int32_t*)take((size_t)s.capacity * 4);
+        rest = at;
+    }
+};
+
+size_t many_scratch_bytes(const Store& store, int count) {
+    Scratch measured(store, nullptr);
+    return (size_t)measured.rest + 64 + attention_avx512.scratch_bytes(store, store.capacity, count) + (size_t)count * store.dim * 4;
+}
+
+// What is the same for all rows of a run.
+struct Run {
+    const Store& store;
+    const uint8_t *k, *v;  // of the head
+    const float* q;
+    int ldq, count, T;
+    float scale, softcap;
+    Visible seen;
+    float* out;
+    int ldo;
+    Scratch scratch;
+};
+
+// Sixteen queries of one head.
+struct Tile {
+    int head, from, rows;
+    float most[ROWS], total[ROWS];
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who sees what.
+
+// Positions of 16 slots, the largest number there is where there is none: no query comes so late.
+inline __m512i positions_of(const Visible& seen, int slot) {
+    const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i slots = _mm512_add_epi32(_mm512_set1_epi32(slot), iota);
+    __mmask16 real = _mm512_cmpge_epi32_mask(slots, _mm512_set1_epi32(seen.first));
+    real &= _mm512_cmplt_epi32_mask(slots, _mm512_set1_epi32(seen.last));
+    __m512i positions = seen.positions ? _mm512_maskz_loadu_epi32(real, seen.positions + slot) : slots;
+    real &= _mm512_cmpge_epi32_mask(positions, _mm512_setzero_si512());
+    return _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MAX), real, positions);
+}
+
+inline __mmask16 sees(const Visible& seen, int query, __m512i positions) {
+    __mmask16 mask = _mm512_cmple_epi32_mask(positions, _mm512_set1_epi32(query));
+    if (seen.window) mask &= _mm512_cmpgt_epi32_mask(positions, _mm512_set1_epi32(query - seen.window));
+    if (seen.keep) {
+        mask &= _mm512_cmpgt_epi32_mask(positions, _mm512_set1_epi32(query - seen.keep)) |
+                _mm512_cmplt_epi32_mask(positions, _mm512_set1_epi32(seen.sinks));
+    }
+    return mask;
+}
+
+void look_at_groups(const Visible& seen, Group* groups) {
+    for (int g = seen.first / GROUP; g * GROUP < seen.last; g++) {
+        __m512i a = positions_of(seen, g * GROUP), b = positions_of(seen, g * GROUP + 16), none = _mm512_set1_epi32(INT32_MAX);
+        __mmask16 in_a = _mm512_cmpneq_epi32_mask(a, none), in_b = _mm512_cmpneq_epi32_mask(b, none);
+        int newest_a = _mm512_mask_reduce_max_epi32(in_a, a), newest_b = _mm512_mask_reduce_max_epi32(in_b, b);
+        groups[g].oldest = _mm512_reduce_min_epi32(_mm512_min_epi32(a, b));
+        groups[g].newest = newest_a > newest_b ? newest_a : newest_b;
+        groups[g].whole = in_a == 0xffff && in_b == 0xffff;
+    }
+}
+
+// Who of the queries at positions first .. last sees a group of slots.
+Sight sight(const Visible& seen, const Group& group, int first, int last) {
+    if (group.oldest > last) return NOBODY;
+    if (seen.window && group.newest <= first - seen.window) return NOBODY;
+    if (seen.keep && group.newest <= first - seen.keep && group.oldest >= seen.sinks) return NOBODY;
+    bool all = group.whole && group.newest <= first && (!seen.window || group.oldest > last - seen.window) &&
+               (!seen.keep || group.oldest > last - seen.keep || group.newest < seen.sinks);
+    return all ? EVERYBODY : SOMEBODY;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tiles. Numbers 0 to 3 hold results (row tile, column tile), 4 and 5 left sides, 6 and 7 right sides.
+
+inline void multiply_four() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+void score_groups(const Run& run, const int* groups, int n) {
+    const int width = run.store.width;
+    const uint16_t *q0 = run.scratch.q, *q1 = q0 + ROWS * width;
+    float *to0 = run.scratch.scores, *to1 = to0 + 2 * ROUND * 256;
+    for (int g = 0; g < n; g++) {
+        const uint8_t* keys = run.k + (size_t)groups[g] * GROUP * width * 2;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int c = 0; c < width / 32; c++) {
+            _tile_loadd(6, keys + c * 1024, 64);
+            _tile_loadd(4, q0 + c * 512, 64);
+            _tile_loadd(5, q1 + c * 512, 64);
+            _tile_loadd(7, keys + (size_t)width * 32 + c * 1024, 64);
+            multiply_four();
+        }
+        _tile_stored(0, to0 + g * 512, 64);
+        _tile_stored(1, to0 + g * 512 + 256, 64);
+        _tile_stored(2, to1 + g * 512, 64);
+        _tile_stored(3, to1 + g * 512 + 256, 64);
+    }
+}
+
+void add_values(const Run& run, const int* groups, int n) {
+    const int width = run.store.width;
+    const float *p0 = run.scratch.scores, *p1 = p0 + 2 * ROUND * 256;
+    for (int c = 0; c < width; c += 32) {
+        float *sums0 = run.scratch.sums + c, *sums1 = sums0 + ROWS * width;
+        _tile_loadd(0, sums0, width * 4);
+        _tile_loadd(1, sums0 + 16, width * 4);
+        _tile_loadd(2, sums1, width * 4);
+        _tile_loadd(3, sums1 + 16, width * 4);
+        for (int g = 0; g < n; g++) {
+            const uint8_t* values = run.v + (size_t)groups[g] * GROUP * width * 2 + c * 4;
+            _tile_loadd(6, values, width * 4);
+            _tile_loadd(4, p0 + g * 512, 64);
+            _tile_loadd(5, p1 + g * 512, 64);
+            _tile_loadd(7, values + 64, width * 4);
+            multiply_four();
+        }
+        _tile_stored(0, sums0, width * 4);
+        _tile_stored(1, sums0 + 16, width * 4);
+        _tile_stored(2, sums1, width * 4);
+        _tile_stored(3, sums1 + 16, width * 4);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Softmax. Scores are in units of log 2, so that a power of two is all it takes.
+
+// 2^x; 0 for -inf. `vscalef` takes 2 to the whole part of x (rounded down); the polynomials have the smallest relative error for
+// a fraction in 0 .. 1: 7e-05, which is far below what rounding to bfloat16 does, or 9e-08 for scores that have yet to be a power.
+template <bool EXACT>
+inline __m512 power_of_two(__m512 x) {
+    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), y;
+    if (EXACT) {
+        y = _mm512_fmadd_ps(_mm512_set1_ps(0.00187757669f), f, _mm512_set1_ps(0.00898934063f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.0558263175f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.240153611f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.693153083f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.99999994f));
+    } else {
+        y = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245215f), f, _mm512_set1_ps(0.226067156f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.695833504f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.999925196f));
+    }
+    return _mm512_scalef_ps(y, x);
+}
+
+// softcap * tanh(x / softcap), to units of log 2.
+inline __m512 capped(__m512 x, float softcap) {
+    __m512 e = power_of_two<true>(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2.88539008f / softcap)));
+    __m512 one = _mm512_set1_ps(1), y = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
+    y = _mm512_mul_ps(y, _mm512_set1_ps(softcap * 1.44269504f));
+    return _mm512_or_ps(y, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
+}
+
+// Caps all scores of a tile and hides what its queries do not see.
+void cap_and_hide(const Run& run, const Tile& tile, float* scores, const int* groups, int n) {
+    const int query = run.seen.query + tile.from;
+    for (int g = 0; g < n; g++) {
+        bool hide = sight(run.seen, run.scratch.groups[groups[g]], query, query + tile.rows - 1) != EVERYBODY;
+        if (!hide && run.softcap <= 0) continue;
+        for (int half = 0; half < 2; half++) {
+            float* at = scores + (2 * g + half) * 256;
+            __m512i positions = positions_of(run.seen, groups[g] * GROUP + half * 16);
+            for (int i = 0; i < ROWS; i++) {
+                __m512 x = _mm512_load_ps(at + i * 16);
+                if (run.softcap > 0) x = capped(x, run.softcap);
+                if (hide) x = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), sees(run.seen, query + i, positions), x);
+                _mm512_store_ps(at + i * 16, x);
+            }
+        }
+    }
+}
+
+// Scores of n groups to weights for one tile of queries; what was summed up before is scaled to the new largest score.
+void weigh(const Run& run, Tile& tile, int which, int n) {
+    float* scores = run.scratch.scores + which * 2 * ROUND * 256;
+    for (int i = 0; i < ROWS; i++) {
+        __m512 highest = _mm512_set1_ps(-INFINITY), other = highest;
+        for (int g = 0; g < n; g++) {
+            highest = _mm512_max_ps(highest, _mm512_load_ps(scores + g * 512 + i * 16));
+            other = _mm512_max_ps(other, _mm512_load_ps(scores + g * 512 + 256 + i * 16));
+        }
+        float top = _mm512_reduce_max_ps(_mm512_max_ps(highest, other));
+        if (top > tile.most[i]) {
+            if (tile.most[i] != -INFINITY) {
+                float factor = exp2f(tile.most[i] - top), *sums = run.scratch.sums + (which * ROWS + i) * run.store.width;
+                tile.total[i] *= factor;
+                for (int c = 0; c < run.store.width; c += 16)
+                    _mm512_store_ps(sums + c, _mm512_mul_ps(_mm512_load_ps(sums + c), _mm512_set1_ps(factor)));
+            }
+            tile.most[i] = top;
+        }
+        // Where nothing was seen yet all scores are -inf: any finite base gives weights of 0.
+        __m512 base = _mm512_set1_ps(tile.most[i] == -INFINITY ? 0 : tile.most[i]), sum = _mm512_setzero_ps();
+        for (int g = 0; g < n; g++) {
+            __m512 a = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(scores + g * 512 + i * 16), base));
+            __m512 b = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(scores + g * 512 + 256 + i * 16), base));
+            sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
+            _mm512_store_si512(scores + g * 512 + i * 16, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+        tile.total[i] += _mm512_reduce_add_ps(sum);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Two tiles of queries through all slots.
+
+void begin_tile(const Run& run, Tile& tile, int which, int number) {
+    const int width = run.store.width, dim = run.store.dim;
+    const float scale = run.softcap > 0 ? run.scale : run.scale * 1.44269504f;
+    tile.head = number % run.count, tile.from = number / run.count * ROWS;
+    tile.rows = run.T - tile.from < ROWS ? run.T - tile.from : ROWS;
+    if (tile.rows < 0) tile.rows = 0;
+    for (int i = 0; i < ROWS; i++) {
+        tile.most[i] = -INFINITY, tile.total[i] = 0;
+        const float* q = run.q + (size_t)(tile.from + i) * run.ldq + tile.head * dim;
+        uint16_t* to = run.scratch.q + which * ROWS * width + i * 32;
+        for (int c = 0; c < width; c += 16) {
+            int real = i < tile.rows ? dim - c : 0;
+            __mmask16 mask = real >= 16 ? 0xffff : real > 0 ? (1 << real) - 1 : 0;
+            __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, mask ? q + c : run.q), _mm512_set1_ps(scale));
+            _mm256_store_si256((__m256i*)(to + c / 32 * 512 + c % 32), (__m256i)_mm512_cvtneps_pbh(x));
+        }
+    }
+    memset(run.scratch.sums + which * ROWS * width, 0, ROWS * width * sizeof(float));
+}
+
+void end_tile(const Run& run, const Tile& tile, int which) {
+    const int width = run.store.width, dim = run.store.dim;
+    for (int i = 0; i < tile.rows; i++) {
+        const float* sums = run.scratch.sums + (which * ROWS + i) * width;
+        float* out = run.out + (size_t)(tile.from + i) * run.ldo + tile.head * dim;
+        __m512 factor = _mm512_set1_ps(tile.total[i] > 0 ? 1 / tile.total[i] : tile.total[i]);
+        for (int c = 0; c < dim; c += 16) {
+            __mmask16 mask = dim - c >= 16 ? 0xffff : (1 << (dim - c)) - 1;
+            _mm512_mask_storeu_ps(out + c, mask, _mm512_mul_ps(_mm512_load_ps(sums + c), factor));
+        }
+    }
+}
+
+void two_tiles(const Run& run, int number, int tiles) {
+    Tile tile[2];
+    for (int i = 0; i < 2; i++) begin_tile(run, tile[i], i, number + i);
+    const Tile& latest = tile[tiles - 1];
+    const int first = run.seen.query + tile[0].from, last = run.seen.query + latest.from + latest.rows - 1;
+    const int end = (run.seen.last + GROUP - 1) / GROUP;
+    for (int group = run.seen.first / GROUP; group < end;) {
+        int groups[ROUND], n = 0;
+        for (; group < end && n < ROUND; group++)
+            if (sight(run.seen, run.scratch.groups[group], first, last) != NOBODY) groups[n++] = group;
+        if (n == 0) break;
+        written();
+        score_groups(run, groups, n);
+        for (int i = 0; i < tiles; i++) {
+            cap_and_hide(run, tile[i], run.scratch.scores + i * 2 * ROUND * 256, groups, n);
+            weigh(run, tile[i], i, n);
+        }
+        written();
+        add_values(run, groups, n);
+    }
+    for (int i = 0; i < tiles; i++) end_tile(run, tile[i], i);
+}
+
+// A weight of 0 times what is no number is no number, so tiles are only for values that all are numbers.
+bool all_finite(const Run& run) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    const size_t row = (size_t)run.store.width * 2;
+    const size_t from = run.seen.first / GROUP * GROUP * row, to = (size_t)((run.seen.last + GROUP - 1) / GROUP * GROUP) * row;
+    __mmask32 odd = 0;
+    for (size_t at = from; at < to; at += 64)
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_load_si512(run.v + at), exponent), exponent);
+    return !odd;
+}
+
+// Query by query. The sums of a query go through a buffer: rows of `out` hold all heads side by side, `part` wants rows of heads.
+void one_by_one(const Run& run, int head) {
+    const Scratch& scratch = run.scratch;
+    if (!run.seen.positions)
+        for (int s = 0; s < run.store.capacity; s++) scratch.slots[s] = s;
+    Visible seen = run.seen;
+    if (!seen.positions) seen.positions = scratch.slots;
+    float most[MAX_GROUP], total[MAX_GROUP];
+    for (int t = 0; t < run.T; t++, seen.query++) {
+        float* out = run.out + (size_t)t * run.ldo;
+        attention_avx512.part(run.store, head, run.q + (size_t)t * run.ldq, run.store.dim, run.count, run.scale, run.softcap, seen, out,
+                                  run.store.dim, most, total, scratch.rest);
+        for (int i = 0; i < run.count; i++)
+            for (int c = 0; c < run.store.dim; c++) out[i * run.store.dim + c] /= total[i] != 0 ? total[i] : 1;
+    }
+}
+
+void many(const Store& store, int head, const float* q, int ldq, int count, int T, float scale, float softcap, const Visible& seen,
+          float* out, int ldo, void* memory) {
+    const size_t at = head * store.head_bytes();
+    const Run run = {store, store.k + at, store.v + at, q, ldq, count, T, scale, softcap, seen, out, ldo, Scratch(store, memory)};
+    if (!all_finite(run)) return one_by_one(run, head);
+    look_at_groups(seen, run.scratch.groups);
+    _tile_loadconfig(&SHAPES);
+    const int tiles = (T + ROWS - 1) / ROWS * count;
+    for (int number = 0; number < tiles; number += 2) two_tiles(run, number, tiles - number < 2 ? 1 : 2);
+    _tile_release();
+}
+
+void put(const Store& store, int head, int slot, const float* k, const float* v) { attention_avx512.put(store, head, slot, k, v); }
+
+size_t scratch_bytes(const Store& store, int slots, int count) { return attention_avx512.scratch_bytes(store, slots, count); }
+
+void part(const Store& store, int head, const float* q, int ldq, int count, float scale, float softcap, const Visible& seen, float* out,
+          int ldo, float* most, float* total, void* scratch) {
+    attention_avx512.part(store, head, q, ldq, count, scale, softcap, seen, out, ldo, most, total, scratch);
+}
+
+}  // namespace
+
+const AttentionKernels attention_amx = {"amx", put, scratch_bytes, part, many_scratch_bytes, many};
+
+}  // namespace orchard

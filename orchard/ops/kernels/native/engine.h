@@ -1,0 +1,192 @@
+// The engine: a plan (steps over numbered buffers) and what runs it. Steps are described in orchard/ops/plan/steps.py.
+//
+// Every thread walks through all steps and does its share of each; barriers stand where a step needs what another thread
+// made. Few rows (decoding) go through 8-bit dot products, each thread preparing the input by itself, which costs less than
+// meeting once more. Many rows (reading a prompt) go through matrix units where there are any.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "vector.h"
+
+namespace orchard {
+
+// 64-byte aligned memory that starts as zeros and is only taken from the system where it is touched.
+class Block {
+  public:
+    Block() = default;
+    explicit Block(size_t bytes);
+    ~Block();
+    Block(Block&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr, other.bytes_ = 0; }
+    Block& operator=(Block&& other) noexcept;
+    // At least this many bytes; what was there is lost when it grows.
+    void reserve(size_t bytes) {
+        if (bytes > bytes_) *this = Block(bytes);
+    }
+    template <class T> T* as() const { return reinterpret_cast<T*>(data_); }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+struct NormRef {
+    const float* weight = nullptr;  // null: no norm
+    float eps = 0;
+};
+
+struct OutputRef {
+    Weight weight;
+    const float* bias = nullptr;
+    int to = 0;
+    bool add = false;
+};
+
+enum class StepKind : int { Embed, Linear, Gated, Attend, Normalise, Add, Clip, Experts, Narrow, Head, Torch, Gate };
+
+struct Step {
+    StepKind kind;
+    int src = 0, to = 0;
+    NormRef norm;
+    bool add = false;
+    std::vector<OutputRef> outputs;  // Linear; Head has one; Embed has the table; Gated gate and up; Experts router, gate, up, down
+    float scale = 1;                 // Embed, Attend
+    Activation activation = Activation::Silu;
+    int groups = 1;    // Normalise
+    float bound = 0;   // Clip; softcap of Attend and Head
+    int k = 0, v = 0;  // Attend: buffers, or -1; Gate: k is up
+    int store = 0, heads = 0, kv_heads = 0, dim = 0, window = 0, rotary = -1;
+    NormRef q_norm, k_norm;
+    int experts = 0, chosen = 0;  // Experts
+    bool renormalize = true;
+    std::vector<int> buffers;  // Narrow
+};
+
+struct StoreSpec {
+    Codec codec;
+    int heads, dim, keep, sinks;
+};
+
+struct RotarySpec {
+    const float* frequencies;
+    int half;
+    float gain;
+};
+
+struct Plan {
+    int vocab = 0;
+    std::vector<int> widths;
+    std::vector<StoreSpec> stores;
+    std::vector<RotarySpec> rotaries;
+    std::vector<Step> steps;
+    int widest = 0;  // columns of the widest input of a matrix, padded
+};
+
+// Reads a plan from the words that orchard/ops/kernels/native/program.py writes. The Python side has checked it.
+Plan read_plan(const int64_t* words);
+
+// The stores of one run over several sequences.
+class Cache {
+  public:
+    Cache(const Plan& plan, int sequences, int length, int chunk);
+    Store view(int store, int sequence) const;
+    // The slot of a position, and the table of positions per slot (null: slot = position).
+    int slot(int store, int position) const;
+    int32_t* positions(int store, int sequence) const;
+    int length() const { return length_; }
+    int sequences() const { return (int)memory_.size(); }
+    void release(int sequence) { memory_[sequence] = Block(); }
+    bool alive(int sequence) const { return memory_[sequence].bytes() > 0; }
+
+  private:
+    struct Place {
+        int capacity, width;
+        size_t k, v, k_scale, v_scale, positions;  // offsets in a sequence's memory
+    };
+    const Plan& plan_;
+    int length_;
+    std::vector<Place> places_;
+    std::vector<Block> memory_;  // one per sequence
+};
+
+constexpr int PART = 256;  // slots of one part of attention: fixed, so that results do not depend on who computes what
+
+struct Rows {  // the tokens of a call; after Narrow, those whose scores are wanted
+    int count = 0;
+    const int32_t* sequences = nullptr;
+    const int32_t* positions = nullptr;
+};
+
+struct RowRun {  // rows of one sequence at consecutive positions
+    int first, count;
+};
+
+class Engine {
+  public:
+    Engine(Plan plan, int threads, int level);
+
+    enum Problem { OK = 0, BAD_TOKEN = -1, BAD_SEQUENCE = -2, BAD_POSITION = -3, NO_MEMORY = -4 };
+
+    // Steps [first, last) for `count` tokens: rows of a sequence stand together, in the order of their positions. Scores of the wanted
+    // rows (ascending) go to scores [wanted_count][vocab].
+    Problem run(Cache& cache, int first, int last, int count, const int32_t* tokens, const int32_t* sequences,
+                const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores);
+
+    const Plan& plan() const { return plan_; }
+    float* buffer(int number) const { return buffers_[number].as<float>(); }
+    int rows() const { return rows_.count; }
+    int threads() const { return pool_.size(); }
+
+    struct Seconds {  // per kind of step, of thread 0, when timing is on
+        double total[16] = {};
+    };
+    Seconds seconds;
+    bool timed = false;
+
+  private:
+    friend struct Walk;
+    struct Scratch {  // one per thread
+        Block x, quant, out, gate, panel, attention, query;
+    };
+    void reserve(int rows);
+    void find_runs();
+    size_t thread_parts(const Step& step, const Cache& cache) const;
+    static void work(void* engine, int thread, int threads);
+
+    Plan plan_;
+    Pool pool_;
+    const LinearKernels* linear_;
+    const MatrixKernels* matrix_;
+    const AttentionKernels* attention_;
+    const VectorKernels* vector_;
+    std::vector<Block> buffers_;
+    std::vector<Block> cosines_, sines_;  // per rotary [rows][half]
+    std::vector<Scratch> scratch_;
+    Block shared_, parts_, expert_;  // activations of many rows; attention parts; what experts need
+    int reserved_ = 0;
+    std::mutex mutex_;
+
+    // State of the call that runs.
+    Rows rows_;
+    const int32_t* tokens_ = nullptr;
+    int wanted_count_ = 0;
+    const int32_t* wanted_ = nullptr;
+    float* scores_ = nullptr;
+    Cache* cache_ = nullptr;
+    int first_ = 0, last_ = 0;
+    bool narrowed_ = false;
+    std::vector<int32_t> narrow_sequences_, narrow_positions_;
+    std::vector<RowRun> runs_;
+    bool long_runs_ = false;  // whether some run has several rows, so that keys must be kept before anybody attends
+    std::atomic<int> next_task_{0};
+    std::vector<std::atomic<int>> done_;  // finished parts per row and key head; all zero between steps
+};
+
+}  // namespace orchard

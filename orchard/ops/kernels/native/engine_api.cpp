@@ -1,0 +1,49 @@
+// The engine as Python sees it (orchard/ops/kernels/native/program.py).
+#include <new>
+
+#include "engine.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+using orchard::Cache;
+using orchard::Engine;
+
+EXPORT Engine* orchard_engine_new(const int64_t* words, int threads, int level) {
+    try {
+        return new Engine(orchard::read_plan(words), threads, level);
+    } catch (const std::exception&) {  // no memory, or no threads to be had
+        return nullptr;
+    }
+}
+
+EXPORT void orchard_engine_delete(Engine* engine) { delete engine; }
+
+EXPORT Cache* orchard_cache_new(const Engine* engine, int sequences, int length, int chunk) {
+    try {
+        return new Cache(engine->plan(), sequences, length, chunk);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+EXPORT void orchard_cache_delete(Cache* cache) { delete cache; }
+
+EXPORT void orchard_cache_release(Cache* cache, int sequence) { cache->release(sequence); }
+
+EXPORT int orchard_engine_run(Engine* engine, Cache* cache, int first, int last, int count, const int32_t* tokens,
+                              const int32_t* sequences, const int32_t* positions, int wanted_count, const int32_t* wanted,
+                              float* scores) {
+    return engine->run(*cache, first, last, count, tokens, sequences, positions, wanted_count, wanted, scores);
+}
+
+// The rows of a buffer as they are between two calls: for steps that run in torch.
+EXPORT float* orchard_engine_buffer(const Engine* engine, int number) { return engine->buffer(number); }
+
+EXPORT int orchard_engine_threads(const Engine* engine) { return engine->threads(); }
+
+// Seconds that thread 0 spent on each kind of step since timing was last turned on.
+EXPORT void orchard_engine_timing(Engine* engine, int on, double* seconds) {
+    for (int kind = 0; seconds && kind < 16; kind++) seconds[kind] = engine->seconds.total[kind];
+    engine->seconds = Engine::Seconds();
+    engine->timed = on != 0;
+}

@@ -1,0 +1,279 @@
+// Linear kernels for AVX-512 with VNNI. One block of 32 rows is two registers of 16 rows, called halves.
+//
+// Weights are read once, in order, at the speed of memory: that is what decides the time of a decoding step. Codes go into the
+// integer dot product unsigned, as they are stored; `sum` of the activations takes the zero point off afterwards.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns about its own intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#include "linear_common.h"
+
+namespace orchard {
+namespace {
+
+inline __m512 halves_to_floats(const uint8_t* from) {
+    return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)from));
+}
+
+inline __m512i four_bytes_everywhere(const int8_t* from) {
+    int32_t word;
+    std::memcpy(&word, from, 4);
+    return _mm512_set1_epi32(word);
+}
+
+template <bool NEAR = true>
+inline void prefetch(const uint8_t* at) {
+    _mm_prefetch((const char*)at, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
+}
+
+inline void store_rows(float* y, __m512 sums, int rows, bool add) {
+    if (rows <= 0) return;
+    const __mmask16 real = rows >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << rows) - 1);
+    if (add) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(real, y));
+    _mm512_mask_storeu_ps(y, real, sums);
+}
+
+void quantise(const float* x, int cols, int padded, int group, int8_t* q, float* scale, float* sum) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (int g = 0; g * group < padded; ++g) {
+        const float* from = x + g * group;
+        const int count = cols - g * group < group ? cols - g * group : group;
+        __m512i most = _mm512_setzero_si512();
+        for (int i = 0; i < count; i += 16) {
+            const __mmask16 real = count - i >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << (count - i)) - 1);
+            const __m512i bits = _mm512_maskz_loadu_epi32(real, from + i);
+            most = _mm512_max_epi32(most, _mm512_and_si512(bits, magnitude));
+        }
+        const GroupScale found = scale_of((uint32_t)_mm512_reduce_max_epi32(most));
+        const __m512 inverse = _mm512_set1_ps(found.inverse);
+        __m512i total = _mm512_setzero_si512();
+        for (int i = 0; i < group; i += 16) {
+            const __mmask16 real =
+                count - i >= 16 ? (__mmask16)0xffff : count > i ? (__mmask16)((1u << (count - i)) - 1) : (__mmask16)0;
+            // With an inverse of zero, infinity times zero becomes the smallest integer, whose low byte is 0.
+            const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(real, from + i), inverse));
+            total = _mm512_add_epi32(total, code);
+            _mm_storeu_si128((__m128i*)(q + g * group + i), _mm512_cvtepi32_epi8(code));
+        }
+        scale[g] = found.scale;
+        sum[g] = found.scale * (float)_mm512_reduce_add_epi32(total);
+    }
+}
+
+// The integer dot products of one group: `dots[t][h]` for T rows of activations and HALVES halves, the first of which is `half`.
+template <int BITS, int T, int HALVES>
+inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t* const (&x)[T], const uint8_t* ahead,
+                       __m512i (&dots)[T][HALVES]) {
+    constexpr int PARTS = 8 / BITS;  // codes in a byte
+    const __m512i mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
+    if constexpr (T == 1) {
+        // Codes stay where they are in their bytes, so each is 1, 2^BITS, ... times too large; that is put right once a group.
+        constexpr int CHAINS = BITS == 8 ? 2 : PARTS;
+        __m512i chain[CHAINS][HALVES];
+        for (int j = 0; j < CHAINS; ++j)
+            for (int h = 0; h < HALVES; ++h) chain[j][h] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+        for (int c = 0; c < chunks; ++c) {
+            __m512i word[HALVES];
+            for (int h = 0; h < HALVES; ++h) {
+                prefetch(ahead + c * 128 + h * 64);
+                word[h] = _mm512_load_si512(codes + c * 128 + (half + h) * 64);
+            }
+#pragma GCC unroll 4
+            for (int j = 0; j < PARTS; ++j) {
+                const __m512i some = four_bytes_everywhere(x[0] + (c * PARTS + j) * 4);
+                const int k = BITS == 8 ? c % 2 : j;
+                for (int h = 0; h < HALVES; ++h) {
+                    const __m512i code = BITS == 8 ? word[h] : _mm512_and_si512(word[h], _mm512_slli_epi16(mask, j * BITS));
+                    chain[k][h] = _mm512_dpbusd_epi32(chain[k][h], code, some);
+                }
+            }
+        }
+        for (int h = 0; h < HALVES; ++h) {
+            dots[0][h] = chain[0][h];
+            for (int j = 1; j < CHAINS; ++j)
+                dots[0][h] = _mm512_add_epi32(dots[0][h], BITS == 8 ? chain[j][h] : _mm512_srai_epi32(chain[j][h], j * BITS));
+        }
+    } else {
+        for (int t = 0; t < T; ++t)
+            for (int h = 0; h < HALVES; ++h) dots[t][h] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int c = 0; c < chunks; ++c) {
+            __m512i word[HALVES];
+            for (int h = 0; h < HALVES; ++h) word[h] = _mm512_load_si512(codes + c * 128 + (half + h) * 64);
+            for (int h = 0; h < HALVES; ++h) prefetch<HALVES == 2>(ahead + c * 128 + (half + h) * 64);
+#pragma GCC unroll 4
+            for (int j = 0; j < PARTS; ++j) {
+                __m512i code[HALVES];
+                for (int h = 0; h < HALVES; ++h)
+                    code[h] = BITS == 8 ? word[h] : _mm512_and_si512(_mm512_srli_epi16(word[h], j * BITS), mask);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    const __m512i some = four_bytes_everywhere(x[t] + (c * PARTS + j) * 4);
+                    for (int h = 0; h < HALVES; ++h) dots[t][h] = _mm512_dpbusd_epi32(dots[t][h], code[h], some);
+                }
+            }
+        }
+    }
+}
+
+// GROUP 0: any multiple of 32. From five rows on the sums of a whole block do not fit into 32 registers, so halves take turns.
+template <int BITS, int GROUP, bool MINIMUM, int T>
+void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, float* y, int ldy, bool add) {
+    constexpr int HALVES = T <= 4 ? 2 : 1;
+    constexpr int HEADER = MINIMUM ? 128 : 64;
+    const int group = GROUP ? GROUP : w.group;
+    const int groups = w.padded_cols() / group, chunks = group * BITS / 32;
+    const size_t group_bytes = HEADER + (size_t)group * BITS * 4, block_bytes = groups * group_bytes;
+    const uint8_t* const end = w.data + last * block_bytes;
+    // Where halves take turns, each asks for its own lines of the next block, so that memory is kept busy all the time.
+    const size_t distance = HALVES == 2 ? AHEAD : block_bytes;
+    const float zero = zero_of(w.kind, MINIMUM);
+    for (int b = first; b < last; ++b) {
+        for (int half = 0; half < 2; half += HALVES) {
+            const uint8_t* at = w.data + b * block_bytes;
+            __m512 sums[T][HALVES];
+            for (int t = 0; t < T; ++t)
+                for (int h = 0; h < HALVES; ++h) sums[t][h] = _mm512_setzero_ps();
+            for (int g = 0; g < groups; ++g, at += group_bytes) {
+                // Nothing past the end of this call's blocks is asked for: another thread reads that.
+                const uint8_t* const ahead = at + distance + group_bytes <= end ? at + distance : at;
+                prefetch<HALVES == 2>(ahead);
+                if (MINIMUM) prefetch<HALVES == 2>(ahead + 64);
+                const int8_t* rows[T];
+                for (int t = 0; t < T; ++t) rows[t] = x.q + (size_t)t * x.ldq + g * group;
+                __m512i dots[T][HALVES];
+                group_dots<BITS, T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, dots);
+                __m512 scale[HALVES], minimum[HALVES];
+                for (int h = 0; h < HALVES; ++h) {
+                    scale[h] = halves_to_floats(at + (half + h) * 32);
+                    if (MINIMUM) minimum[h] = halves_to_floats(at + 64 + (half + h) * 32);
+                }
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    const __m512 x_scale = _mm512_set1_ps(x.scale[t * x.ldg + g]), x_sum = _mm512_set1_ps(x.sum[t * x.ldg + g]);
+                    const __m512 shift = _mm512_mul_ps(x_sum, _mm512_set1_ps(zero));
+                    for (int h = 0; h < HALVES; ++h) {
+                        const __m512 dot = _mm512_cvtepi32_ps(dots[t][h]);
+                        const __m512 part = MINIMUM ? _mm512_mul_ps(dot, x_scale) : _mm512_fmsub_ps(dot, x_scale, shift);
+                        sums[t][h] = _mm512_fmadd_ps(part, scale[h], sums[t][h]);
+                        if (MINIMUM) sums[t][h] = _mm512_fmadd_ps(minimum[h], x_sum, sums[t][h]);
+                    }
+                }
+            }
+            for (int t = 0; t < T; ++t)
+                for (int h = 0; h < HALVES; ++h) {
+                    const int row = b * 32 + (half + h) * 16;
+                    store_rows(y + (size_t)t * ldy + row, sums[t][h], w.rows - row, add);
+                }
+        }
+    }
+}
+
+template <int BITS, int GROUP, bool MINIMUM>
+void linear_q_any(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
+    switch (T) {
+        case 1: return linear_q_rows<BITS, GROUP, MINIMUM, 1>(w, first, last, x, y, ldy, add);
+        case 2: return linear_q_rows<BITS, GROUP, MINIMUM, 2>(w, first, last, x, y, ldy, add);
+        case 3: return linear_q_rows<BITS, GROUP, MINIMUM, 3>(w, first, last, x, y, ldy, add);
+        case 4: return linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, first, last, x, y, ldy, add);
+        case 5: return linear_q_rows<BITS, GROUP, MINIMUM, 5>(w, first, last, x, y, ldy, add);
+        case 6: return linear_q_rows<BITS, GROUP, MINIMUM, 6>(w, first, last, x, y, ldy, add);
+        case 7: return linear_q_rows<BITS, GROUP, MINIMUM, 7>(w, first, last, x, y, ldy, add);
+        default: return linear_q_rows<BITS, GROUP, MINIMUM, 8>(w, first, last, x, y, ldy, add);
+    }
+}
+
+template <int BITS>
+void linear_q_bits(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
+    if (w.minimum) {
+        if (w.group == 32) return linear_q_any<BITS, 32, true>(w, first, last, x, T, y, ldy, add);
+        if (w.group == 64) return linear_q_any<BITS, 64, true>(w, first, last, x, T, y, ldy, add);
+        return linear_q_any<BITS, 0, true>(w, first, last, x, T, y, ldy, add);
+    }
+    if (w.group == 32) return linear_q_any<BITS, 32, false>(w, first, last, x, T, y, ldy, add);
+    if (w.group == 64) return linear_q_any<BITS, 64, false>(w, first, last, x, T, y, ldy, add);
+    return linear_q_any<BITS, 0, false>(w, first, last, x, T, y, ldy, add);
+}
+
+void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
+    switch (w.kind) {
+        case Kind::Q8: return linear_q_bits<8>(w, first, last, x, T, y, ldy, add);
+        case Kind::Q4: return linear_q_bits<4>(w, first, last, x, T, y, ldy, add);
+        default: return linear_q_bits<2>(w, first, last, x, T, y, ldy, add);
+    }
+}
+
+// Two columns at a time: for one or two rows of activations, with sums of their own, because additions take four cycles each.
+template <bool BFLOAT, int T>
+void linear_f_rows(const Weight& w, int first, int last, const float* x, int ldx, float* y, int ldy, bool add) {
+    constexpr int CHAINS = T <= 2 ? 2 : 1;
+    constexpr int PAIR = BFLOAT ? 128 : 256;  // bytes of two columns
+    const size_t block_bytes = w.block_bytes();
+    const uint8_t* const end = w.data + last * block_bytes;
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    for (int b = first; b < last; ++b) {
+        const uint8_t* at = w.data + b * block_bytes;
+        __m512 sums[CHAINS][T][2];
+        for (int k = 0; k < CHAINS; ++k)
+            for (int t = 0; t < T; ++t) sums[k][t][0] = sums[k][t][1] = _mm512_setzero_ps();
+        for (int c = 0; c < w.cols; c += 2, at += PAIR) {
+            const uint8_t* const ahead = at + AHEAD + PAIR <= end ? at + AHEAD : at;
+            for (int line = 0; line < PAIR; line += 64) prefetch(ahead + line);
+            const bool both = c + 1 < w.cols;
+            __m512 column[2][2];  // [which of the two][half]
+            for (int h = 0; h < 2; ++h) {
+                if constexpr (BFLOAT) {
+                    const __m512i two = _mm512_load_si512(at + h * 64);
+                    column[0][h] = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
+                    column[1][h] = _mm512_castsi512_ps(_mm512_and_si512(two, upper));
+                } else {
+                    column[0][h] = _mm512_load_ps(at + h * 64);
+                    column[1][h] = both ? _mm512_load_ps(at + 128 + h * 64) : _mm512_setzero_ps();
+                }
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) {
+                const float* from = x + (size_t)t * ldx + c;
+                const __m512 x0 = _mm512_set1_ps(from[0]), x1 = _mm512_set1_ps(both ? from[1] : 0.0f);
+                for (int h = 0; h < 2; ++h) {
+                    sums[0][t][h] = _mm512_fmadd_ps(column[0][h], x0, sums[0][t][h]);
+                    sums[CHAINS - 1][t][h] = _mm512_fmadd_ps(column[1][h], x1, sums[CHAINS - 1][t][h]);
+                }
+            }
+        }
+        for (int t = 0; t < T; ++t)
+            for (int h = 0; h < 2; ++h) {
+                const int row = b * 32 + h * 16;
+                const __m512 sum = CHAINS == 2 ? _mm512_add_ps(sums[0][t][h], sums[CHAINS - 1][t][h]) : sums[0][t][h];
+                store_rows(y + (size_t)t * ldy + row, sum, w.rows - row, add);
+            }
+    }
+}
+
+template <bool BFLOAT>
+void linear_f_any(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
+    switch (T) {
+        case 1: return linear_f_rows<BFLOAT, 1>(w, first, last, x, ldx, y, ldy, add);
+        case 2: return linear_f_rows<BFLOAT, 2>(w, first, last, x, ldx, y, ldy, add);
+        case 3: return linear_f_rows<BFLOAT, 3>(w, first, last, x, ldx, y, ldy, add);
+        case 4: return linear_f_rows<BFLOAT, 4>(w, first, last, x, ldx, y, ldy, add);
+        case 5: return linear_f_rows<BFLOAT, 5>(w, first, last, x, ldx, y, ldy, add);
+        case 6: return linear_f_rows<BFLOAT, 6>(w, first, last, x, ldx, y, ldy, add);
+        case 7: return linear_f_rows<BFLOAT, 7>(w, first, last, x, ldx, y, ldy, add);
+        default: return linear_f_rows<BFLOAT, 8>(w, first, last, x, ldx, y, ldy, add);
+    }
+}
+
+void linear_f(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
+    if (w.kind == Kind::BF16) return linear_f_any<true>(w, first, last, x, ldx, T, y, ldy, add);
+    return linear_f_any<false>(w, first, last, x, ldx, T, y, ldy, add);
+}
+
+}  // namespace
+
+extern const LinearKernels LINEAR_AVX512 = {"avx512-vnni", quantise, linear_q, linear_f, plain_row};
+
+}  // namespace orchard

@@ -1,0 +1,63 @@
+// Linear kernels for 64-bit ARM with the dot product instructions (ARMv8.2 and every Apple processor).
+#include <arm_neon.h>
+
+#include "linear_template.h"
+
+namespace orchard {
+namespace {
+
+struct Neon {
+    static constexpr int LANES = 4, MOST = 8;
+    using Floats = float32x4_t;
+    using Ints = int32x4_t;
+    using Bytes = int8x16_t;
+    static constexpr int strips(int T) { return T == 1 ? 8 : T == 2 ? 4 : T <= 4 ? 2 : 1; }
+
+    static Floats zero() { return vdupq_n_f32(0.0f); }
+    static Ints zeros() { return vdupq_n_s32(0); }
+    static Floats everywhere(float value) { return vdupq_n_f32(value); }
+    static Floats load(const float* from) { return vld1q_f32(from); }
+    static void store(float* to, Floats a) { vst1q_f32(to, a); }
+    static Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+    static Floats multiply(Floats a, Floats b) { return vmulq_f32(a, b); }
+    static Floats fused(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+    static Floats convert(Ints a) { return vcvtq_f32_s32(a); }
+    static Ints round(Floats a) { return vcvtnq_s32_f32(a); }
+    static Floats halves(const uint8_t* from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
+    static Floats lower(const uint8_t* from) {
+        return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(vld1q_u8(from)), 16));
+    }
+    static Floats upper(const uint8_t* from) {
+        return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(vld1q_u8(from)), vdupq_n_u32(0xffff0000u)));
+    }
+    static void store_bytes(int8_t* to, Ints a) {
+        const int16x4_t words = vmovn_s32(a);
+        const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
+        std::memcpy(to, &four, 4);
+    }
+    static int32_t total(Ints a) { return vaddvq_s32(a); }
+
+    static Bytes bytes(const uint8_t* from) { return vreinterpretq_s8_u8(vld1q_u8(from)); }
+    static Bytes four_bytes(const int8_t* from) {
+        int32_t word;
+        std::memcpy(&word, from, 4);
+        return vreinterpretq_s8_s32(vdupq_n_s32(word));
+    }
+    template <int BITS>
+    static Bytes part(Bytes a, int j) {
+        const uint8x16_t codes = vreinterpretq_u8_s8(a);
+        if (BITS == 8) return vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(0x80)));
+        const uint8x16_t low = vshlq_u8(codes, vdupq_n_s8((int8_t)(-j * BITS)));
+        return vreinterpretq_s8_u8(vandq_u8(low, vdupq_n_u8((uint8_t)((1 << BITS) - 1))));
+    }
+    template <int BITS>
+    static Ints dot(Ints sum, Bytes codes, Bytes x) {
+        return vdotq_s32(sum, codes, x);
+    }
+};
+
+}  // namespace
+
+extern const LinearKernels LINEAR_NEON = {"neon-dot", quantise<Neon>, linear_q<Neon>, linear_f<Neon>, plain_row};
+
+}  // namespace orchard

@@ -1,0 +1,70 @@
+// One thread's walk through the steps of a call.
+#pragma once
+#include "engine.h"
+
+namespace orchard {
+
+constexpr int MATRIX_ROWS = 16;         // from this many rows on, matrix units are worth preparing panels for
+constexpr size_t PANEL_BYTES = 400000;  // of weights at a time, so that they stay in the second-level cache
+
+inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+
+// The input of matrices, in whatever form their kernels want it.
+struct Input {
+    int rows = 0, cols = 0;
+    const float* x = nullptr;  // [rows][ldx], normalised
+    int ldx = 0;
+    const void* packed = nullptr;  // for matrix units; then x may be null
+    QuantRows quant{};
+    int quant_group = 0;  // what `quant` holds now
+    bool alone = false;   // prepared by this thread for itself
+};
+
+struct Walk {
+    Engine& engine;
+    const int thread, threads;
+    Engine::Scratch& scratch;
+
+    Walk(Engine& owner, int number, int count)
+        : engine(owner), thread(number), threads(count), scratch(owner.scratch_[number]) {}
+
+    void all();
+    void barrier() { engine.pool_.barrier(); }
+    int rows() const { return engine.rows_.count; }
+    float* buffer(int number) const { return engine.buffer(number); }
+    int width(int number) const { return engine.plan_.widths[number]; }
+    // This thread's share of `count` things.
+    int from(int count) const { return (int)((long)count * thread / threads); }
+    int upto(int count) const { return (int)((long)count * (thread + 1) / threads); }
+
+    // walk_linear.cpp
+    void tables();
+    void embed(const Step& step);
+    void linear(const Step& step);
+    void gated(const Step& step);
+    void head(const Step& step);
+    Input prepare(const float* src, int ldx, const NormRef& norm, const std::vector<OutputRef>& outputs, int count,
+                  const int32_t* chosen_rows);
+    void multiply(const OutputRef& output, Input& input, int first, int last, float* y, int ldy, bool add);
+    void need_quant(Input& input, const Weight& weight);
+
+    // walk_attend.cpp
+    void attend(const Step& step);
+    void turn(const Step& step, float* x, int row, const NormRef& norm) const;
+    void keep(const Step& step, int row, int head);
+    void attend_alone(const Step& step, bool split, bool keeps);
+    void attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps);
+    void attend_runs(const Step& step);
+
+    // walk_experts.cpp
+    void experts(const Step& step);
+
+    // walk_small.cpp
+    void normalise(const Step& step);
+    void add(const Step& step);
+    void clip(const Step& step);
+    void gate(const Step& step);
+    void narrow(const Step& step);
+};
+
+}  // namespace orchard

@@ -1,0 +1,184 @@
+// Attention over stores.
+//
+// Decoding: the work is cut into parts of PART slots per row and key head; whoever finishes the last part of a row and head merges
+// them, in order, so that the result does not depend on the threads. The thread that owns the newest slot keeps the new
+// key and value first, and nobody else looks there: no barrier is needed between keeping and attending.
+// Reading a prompt: all keys and values of the chunk are kept first, then blocks of queries are handed out.
+#include <cmath>
+
+#include "walk.h"
+
+namespace orchard {
+namespace {
+
+constexpr int QUERY_BLOCK = 64;  // rows of a run that one task attends for
+
+struct Span {
+    int first, last;  // slots
+};
+
+Span slots_of(const Cache& cache, const Store& store, const StoreSpec& spec, const Step& step, int position) {
+    (void)cache;
+    if (spec.keep) return {0, position + 1 < store.capacity ? position + 1 : store.capacity};
+    int first = step.window && position - step.window + 1 > 0 ? position - step.window + 1 : 0;
+    return {first, position + 1};
+}
+
+int parts_of(Span span) { return (span.last + PART - 1) / PART - span.first / PART; }
+
+}  // namespace
+
+// One head's vector in place: normalised, then rotated to its row's position.
+void Walk::turn(const Step& step, float* x, int row, const NormRef& norm) const {
+    if (norm.weight) engine.vector_->norm(x, norm.weight, norm.eps, step.dim, x);
+    if (step.rotary < 0) return;
+    const int half = engine.plan_.rotaries[step.rotary].half;
+    engine.vector_->rotate(x, engine.cosines_[step.rotary].as<float>() + (size_t)row * half,
+                           engine.sines_[step.rotary].as<float>() + (size_t)row * half, half);
+}
+
+// Put a row's new key and value of one head into the store.
+void Walk::keep(const Step& step, int row, int head) {
+    const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
+    float* k = buffer(step.k) + (size_t)row * width(step.k) + head * step.dim;
+    const float* v = buffer(step.v) + (size_t)row * width(step.v) + head * step.dim;
+    turn(step, k, row, step.k_norm);
+    engine.attention_->put(engine.cache_->view(step.store, sequence), head, engine.cache_->slot(step.store, position), k, v);
+}
+
+void Walk::attend(const Step& step) {
+    if (engine.long_runs_ && step.k >= 0) {
+        attend_runs(step);
+    } else {
+        attend_alone(step, rows() <= SMALL, step.k >= 0);
+    }
+}
+
+// Every row by itself. `split`: parts of one row and head may go to different threads.
+void Walk::attend_alone(const Step& step, bool split, bool keeps) {
+    const StoreSpec& spec = engine.plan_.stores[step.store];
+    long total = 0;
+    auto units_of = [&](int row) {
+        if (!split) return step.kv_heads;
+        Store store = engine.cache_->view(step.store, engine.rows_.sequences[row]);
+        return step.kv_heads * parts_of(slots_of(*engine.cache_, store, spec, step, engine.rows_.positions[row]));
+    };
+    for (int row = 0; row < rows(); row++) total += units_of(row);
+    long begin = total * thread / threads, end = total * (thread + 1) / threads, before = 0;
+    for (int row = 0; row < rows() && before < end; row++) {
+        int units = units_of(row), parts = units / step.kv_heads;
+        for (int head = 0; head < step.kv_heads; head++, before += parts) {
+            long first = begin - before > 0 ? begin - before : 0, last = end - before < parts ? end - before : parts;
+            if (first < last) attend_row(step, row, head, (int)first, (int)last, split, keeps);
+        }
+    }
+}
+
+// Parts [first_part, last_part) of one row and key head when split; otherwise all of them.
+void Walk::attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps) {
+    const AttentionKernels& kernels = *engine.attention_;
+    const StoreSpec& spec = engine.plan_.stores[step.store];
+    const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
+    const Store store = engine.cache_->view(step.store, sequence);
+    const Span span = slots_of(*engine.cache_, store, spec, step, position);
+    const int parts = parts_of(span), shared_heads = step.heads / step.kv_heads, dim = step.dim;
+    if (!split) first_part = 0, last_part = parts;
+    const int newest = engine.cache_->slot(step.store, position), base = span.first / PART;
+
+    float* queries = scratch.query.as<float>();
+    std::memcpy(queries, buffer(step.src) + (size_t)row * width(step.src) + (size_t)head * shared_heads * dim,
+                (size_t)shared_heads * dim * 4);
+    for (int i = 0; i < shared_heads; i++) turn(step, queries + i * dim, row, step.q_norm);
+
+    // Results of parts: [parts][shared_heads] × (dim values, largest score, total).
+    const int record = dim + 2;
+    float* results;
+    if (split) {
+        const int most_parts = (engine.cache_->length() + PART - 1) / PART + 2;
+        results = engine.parts_.as<float>() + ((size_t)row * step.kv_heads + head) * most_parts * shared_heads * record;
+    } else {
+        scratch.out.reserve((size_t)parts * shared_heads * record * 4);
+        results = scratch.out.as<float>();
+    }
+    Visible seen{engine.cache_->positions(step.store, sequence), 0, 0, position, step.window, spec.keep, spec.sinks};
+    for (int part = first_part; part < last_part; part++) {
+        int from = (base + part) * PART, to = from + PART;
+        seen.first = from > span.first ? from : span.first, seen.last = to < span.last ? to : span.last;
+        if (keeps && newest >= seen.first && newest < seen.last) keep(step, row, head);
+        for (int i = 0; i < shared_heads; i += MAX_GROUP) {
+            int count = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
+            float most[MAX_GROUP], total[MAX_GROUP];
+            float* out = results + ((size_t)part * shared_heads + i) * record;
+            kernels.part(store, head, queries + i * dim, dim, count, step.scale, step.bound, seen, out, record, most, total,
+                         scratch.attention.as<void>());
+            for (int j = 0; j < count; j++) out[j * record + dim] = most[j], out[j * record + dim + 1] = total[j];
+        }
+    }
+    if (split) {
+        std::atomic<int>& done = engine.done_[(size_t)row * step.kv_heads + head];
+        int mine = last_part - first_part;
+        if (done.fetch_add(mine, std::memory_order_acq_rel) + mine < parts) return;
+        done.store(0, std::memory_order_relaxed);
+    }
+    float* out = buffer(step.to) + (size_t)row * width(step.to) + (size_t)head * shared_heads * dim;
+    for (int i = 0; i < shared_heads; i++) {
+        float most = -INFINITY, total = 0;
+        for (int part = 0; part < parts; part++) {
+            float here = results[((size_t)part * shared_heads + i) * record + dim];
+            most = here > most ? here : most;
+        }
+        std::memset(out + i * dim, 0, (size_t)dim * 4);
+        for (int part = 0; part < parts; part++) {
+            const float* result = results + ((size_t)part * shared_heads + i) * record;
+            if (!(result[dim + 1] > 0)) continue;  // nothing was visible
+            float factor = std::exp(result[dim] - most);
+            total += result[dim + 1] * factor;
+            engine.vector_->add_scaled(out + i * dim, result, factor, dim);
+        }
+        engine.vector_->scale(out + i * dim, total != 0 ? 1 / total : 0, dim);
+    }
+}
+
+void Walk::attend_runs(const Step& step) {
+    const StoreSpec& spec = engine.plan_.stores[step.store];
+    for (int row = from(rows()); row < upto(rows()); row++)
+        for (int head = 0; head < step.kv_heads; head++) keep(step, row, head);
+    const bool by_blocks = engine.attention_->many && spec.codec == Codec::BF16;
+    const int shared_heads = step.heads / step.kv_heads, dim = step.dim, ldq = width(step.src), ldo = width(step.to);
+    if (by_blocks)
+        for (int row = from(rows()); row < upto(rows()); row++)
+            for (int head = 0; head < step.heads; head++) turn(step, buffer(step.src) + (size_t)row * ldq + head * dim, row, step.q_norm);
+    if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
+    barrier();
+    if (!by_blocks) {
+        attend_alone(step, false, false);
+        return;
+    }
+    // Long contexts first would balance better; blocks are small enough that it does not matter.
+    for (;;) {
+        int task = engine.next_task_.fetch_add(1, std::memory_order_relaxed);
+        const RowRun* run = engine.runs_.data();
+        const RowRun* end = run + engine.runs_.size();
+        for (; run < end; run++) {
+            int tasks = (run->count + QUERY_BLOCK - 1) / QUERY_BLOCK * step.kv_heads;
+            if (task < tasks) break;
+            task -= tasks;
+        }
+        if (run == end) return;
+        const int head = task % step.kv_heads, offset = task / step.kv_heads * QUERY_BLOCK;
+        const int row = run->first + offset, count = run->count - offset < QUERY_BLOCK ? run->count - offset : QUERY_BLOCK;
+        const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
+        const Store store = engine.cache_->view(step.store, sequence);
+        Span span = slots_of(*engine.cache_, store, spec, step, position);
+        Span last = slots_of(*engine.cache_, store, spec, step, position + count - 1);
+        Visible seen{engine.cache_->positions(step.store, sequence), span.first, last.last, position, step.window, spec.keep, spec.sinks};
+        for (int i = 0; i < shared_heads; i += MAX_GROUP) {
+            int group = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
+            size_t at = ((size_t)head * shared_heads + i) * dim;
+            engine.attention_->many(store, head, buffer(step.src) + (size_t)row * ldq + at, ldq, group, count, step.scale, step.bound,
+                                    seen, buffer(step.to) + (size_t)row * ldo + at, ldo, scratch.attention.as<void>());
+        }
+    }
+}
+
+}  // namespace orchard

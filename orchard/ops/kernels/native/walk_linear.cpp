@@ -1,0 +1,218 @@
+// Steps that are products with weights.
+#include <cmath>
+
+#include "walk.h"
+
+namespace orchard {
+
+void Walk::tables() {
+    const Plan& plan = engine.plan_;
+    for (size_t number = 0; number < plan.rotaries.size(); number++) {
+        const RotarySpec& rotary = plan.rotaries[number];
+        for (int row = from(rows()); row < upto(rows()); row++) {
+            float* cosines = engine.cosines_[number].as<float>() + (size_t)row * rotary.half;
+            float* sines = engine.sines_[number].as<float>() + (size_t)row * rotary.half;
+            for (int i = 0; i < rotary.half; i++) {
+                float angle = (float)engine.rows_.positions[row] * rotary.frequencies[i];
+                cosines[i] = std::cos(angle) * rotary.gain;
+                sines[i] = std::sin(angle) * rotary.gain;
+            }
+        }
+    }
+}
+
+void Walk::embed(const Step& step) {
+    const Weight& table = step.outputs[0].weight;
+    for (int row = from(rows()); row < upto(rows()); row++) {
+        float* out = buffer(step.to) + (size_t)row * width(step.to);
+        engine.linear_->row(table, engine.tokens_[row], out);
+        if (step.scale != 1) engine.vector_->scale(out, step.scale, table.cols);
+    }
+}
+
+// The input of some matrices. Few rows: every thread prepares them all for itself. Many: each prepares a share and all meet.
+// `chosen_rows`: which rows of src; null: the first `count`.
+Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::vector<OutputRef>& outputs, int count,
+                    const int32_t* chosen_rows) {
+    const int cols = outputs[0].weight.cols;
+    const int widest = round_up(engine.plan_.widest, 64);
+    Input input;
+    input.rows = count, input.cols = cols;
+    auto row_of = [&](int t) { return src + (size_t)(chosen_rows ? chosen_rows[t] : t) * ldx; };
+    if (count <= SMALL) {
+        input.alone = true;
+        input.x = src, input.ldx = ldx;
+        if (norm.weight || chosen_rows) {
+            input.x = scratch.x.as<float>(), input.ldx = widest;
+            for (int t = 0; t < count; t++) {
+                float* out = scratch.x.as<float>() + (size_t)t * widest;
+                if (norm.weight)
+                    engine.vector_->norm(row_of(t), norm.weight, norm.eps, cols, out);
+                else
+                    std::memcpy(out, row_of(t), (size_t)cols * 4);
+            }
+        }
+        int groups = widest / 32;
+        uint8_t* base = scratch.quant.as<uint8_t>();
+        input.quant.q = (int8_t*)base, input.quant.ldq = widest;
+        input.quant.scale = (float*)(base + (size_t)SMALL * widest), input.quant.ldg = groups;
+        input.quant.sum = input.quant.scale + (size_t)SMALL * groups;
+        return input;
+    }
+    if (engine.matrix_ && count >= MATRIX_ROWS) {
+        input.packed = engine.shared_.as<void>();
+        const int stripes = (count + 31) / 32;
+        for (int stripe = from(stripes); stripe < upto(stripes); stripe++) {
+            int first = stripe * 32, last = first + 32 < count ? first + 32 : count;
+            const float* x = src;
+            int ld = ldx;
+            if (norm.weight || chosen_rows) {
+                ld = widest;
+                for (int t = first; t < last; t++) {
+                    float* out = scratch.x.as<float>() + (size_t)(t - first) * ld;
+                    if (norm.weight)
+                        engine.vector_->norm(row_of(t), norm.weight, norm.eps, cols, out);
+                    else
+                        std::memcpy(out, row_of(t), (size_t)cols * 4);
+                }
+                x = scratch.x.as<float>() - (size_t)first * ld;
+            }
+            engine.matrix_->pack(x, ld, count, cols, first, last, engine.shared_.as<void>());
+        }
+        barrier();
+        return input;
+    }
+    int group = 0;
+    for (const OutputRef& output : outputs)
+        if (output.weight.quantised() && !group) group = output.weight.group;
+    const int groups = widest / 32;
+    float* x = engine.shared_.as<float>();
+    input.x = x, input.ldx = widest;
+    uint8_t* base = (uint8_t*)(x + (size_t)count * widest);
+    input.quant.q = (int8_t*)base, input.quant.ldq = widest;
+    input.quant.scale = (float*)(base + (size_t)count * widest), input.quant.ldg = groups;
+    input.quant.sum = input.quant.scale + (size_t)count * groups;
+    input.quant_group = group;
+    for (int t = from(count); t < upto(count); t++) {
+        float* out = x + (size_t)t * widest;
+        if (norm.weight)
+            engine.vector_->norm(row_of(t), norm.weight, norm.eps, cols, out);
+        else
+            std::memcpy(out, row_of(t), (size_t)cols * 4);
+        if (group)
+            engine.linear_->quantise(out, cols, round_up(cols, group), group, input.quant.q + (size_t)t * widest,
+                                     input.quant.scale + (size_t)t * groups, input.quant.sum + (size_t)t * groups);
+    }
+    barrier();
+    return input;
+}
+
+void Walk::need_quant(Input& input, const Weight& weight) {
+    if (input.quant_group == weight.group) return;
+    // Only where one step mixes formats of different groups. Everybody prepares all rows in scratch of his own.
+    if (!input.alone) {
+        const int widest = input.quant.ldq, groups = input.quant.ldg;
+        scratch.quant.reserve((size_t)input.rows * (widest + 8 * groups));
+        uint8_t* base = scratch.quant.as<uint8_t>();
+        input.quant.q = (int8_t*)base;
+        input.quant.scale = (float*)(base + (size_t)input.rows * widest);
+        input.quant.sum = input.quant.scale + (size_t)input.rows * groups;
+        input.alone = true;
+    }
+    for (int t = 0; t < input.rows; t++)
+        engine.linear_->quantise(input.x + (size_t)t * input.ldx, input.cols, weight.padded_cols(), weight.group,
+                                 input.quant.q + (size_t)t * input.quant.ldq, input.quant.scale + (size_t)t * input.quant.ldg,
+                                 input.quant.sum + (size_t)t * input.quant.ldg);
+    input.quant_group = weight.group;
+}
+
+// y[t][r] (+)= W x for the rows of blocks [first, last); y points at row 0 of the weight.
+void Walk::multiply(const OutputRef& output, Input& input, int first, int last, float* y, int ldy, bool add) {
+    const Weight& weight = output.weight;
+    if (first >= last) return;
+    if (input.packed) {
+        int step = (int)(PANEL_BYTES / engine.matrix_->panel_bytes(weight, 1));
+        if (step < 1) step = 1;
+        engine.matrix_->begin();
+        for (int block = first; block < last; block += step) {
+            int end = block + step < last ? block + step : last;
+            scratch.panel.reserve(engine.matrix_->panel_bytes(weight, end - block));
+            engine.matrix_->panel(weight, block, end, scratch.panel.as<void>());
+            engine.matrix_->multiply(weight, scratch.panel.as<void>(), block, end, input.packed, input.rows, 0, input.rows,
+                                     y + (size_t)32 * block, ldy, add);
+        }
+        engine.matrix_->end();
+    } else {
+        if (weight.quantised()) need_quant(input, weight);
+        // Weights that stay in the cache are used for all rows before the next are fetched.
+        int step = input.rows <= SMALL ? last - first : (int)(PANEL_BYTES / weight.block_bytes()) + 1;
+        for (int block = first; block < last; block += step) {
+            int end = block + step < last ? block + step : last;
+            for (int t = 0; t < input.rows; t += SMALL) {
+                int count = input.rows - t < SMALL ? input.rows - t : SMALL;
+                float* out = y + (size_t)t * ldy;
+                if (weight.quantised()) {
+                    QuantRows part = input.quant;
+                    part.q += (size_t)t * part.ldq, part.scale += (size_t)t * part.ldg, part.sum += (size_t)t * part.ldg;
+                    engine.linear_->linear_q(weight, block, end, part, count, out, ldy, add);
+                } else {
+                    engine.linear_->linear_f(weight, block, end, input.x + (size_t)t * input.ldx, input.ldx, count, out, ldy, add);
+                }
+            }
+        }
+    }
+    if (output.bias) {
+        int begin = first * 32, end = last * 32 < weight.rows ? last * 32 : weight.rows;
+        for (int t = 0; t < input.rows; t++) engine.vector_->add(y + (size_t)t * ldy + begin, output.bias + begin, end - begin);
+    }
+}
+
+void Walk::linear(const Step& step) {
+    Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, rows(), nullptr);
+    int total = 0;
+    for (const OutputRef& output : step.outputs) total += output.weight.blocks();
+    int begin = from(total), end = upto(total), before = 0;
+    for (const OutputRef& output : step.outputs) {
+        int blocks = output.weight.blocks();
+        int first = begin - before, last = end - before;
+        first = first < 0 ? 0 : first, last = last > blocks ? blocks : last;
+        multiply(output, input, first, last, buffer(output.to), width(output.to), output.add);
+        before += blocks;
+    }
+}
+
+void Walk::gated(const Step& step) {
+    Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, rows(), nullptr);
+    const OutputRef &gate = step.outputs[0], &up = step.outputs[1];
+    const int hidden = gate.weight.rows, first = from(gate.weight.blocks()), last = upto(gate.weight.blocks());
+    // A few blocks at a time when there are many rows, so that gate and up are still in the cache when they meet.
+    const int step_blocks = input.packed ? 4 : last - first > 0 ? last - first : 1;
+    for (int block = first; block < last; block += step_blocks) {
+        int end = block + step_blocks < last ? block + step_blocks : last;
+        int begin = block * 32, count = (end * 32 < hidden ? end * 32 : hidden) - begin, ld = round_up(count, 16);
+        scratch.gate.reserve((size_t)2 * input.rows * ld * 4);
+        float *gates = scratch.gate.as<float>(), *ups = gates + (size_t)input.rows * ld;
+        multiply(gate, input, block, end, gates - begin, ld, false);
+        multiply(up, input, block, end, ups - begin, ld, false);
+        for (int t = 0; t < input.rows; t++)
+            engine.vector_->gate(gates + (size_t)t * ld, ups + (size_t)t * ld, count, step.activation,
+                                 buffer(step.to) + (size_t)t * width(step.to) + begin);
+    }
+}
+
+void Walk::head(const Step& step) {
+    const int count = engine.wanted_count_;
+    if (!count) return;
+    const int32_t* chosen = engine.narrowed_ ? nullptr : engine.wanted_;
+    Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, count, chosen);
+    const OutputRef& output = step.outputs[0];
+    const int blocks = output.weight.blocks(), vocab = output.weight.rows;
+    multiply(output, input, from(blocks), upto(blocks), engine.scores_, vocab, false);
+    if (step.bound > 0) {
+        int begin = from(blocks) * 32, end = upto(blocks) * 32 < vocab ? upto(blocks) * 32 : vocab;
+        for (int t = 0; t < count && begin < end; t++)
+            engine.vector_->softcap(engine.scores_ + (size_t)t * vocab + begin, step.bound, end - begin);
+    }
+}
+
+}  // namespace orchard

@@ -1,0 +1,423 @@
+"""Every attention kernel at every level this machine has, against the plain twin."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from orchard.ops.kernels import attention_twin as twin
+from orchard.ops.kernels.native import library, why_not
+
+pytestmark = pytest.mark.skipif(library() is None, reason=why_not())
+
+DIMS = (8, 16, 64, 80, 96, 128, 256)
+
+
+class NativeStore(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("codec", "heads", "dim", "width", "capacity")),
+        *((name, ctypes.c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+    ]
+
+
+class NativeSeen(ctypes.Structure):
+    _fields_ = [
+        ("positions", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("first", "last", "query", "window", "keep", "sinks")),
+    ]
+
+
+def levels() -> list[int]:
+    """Levels that differ on this machine, lowest first."""
+    found = library()
+    if found is None:
+        return []
+    found.orchard_attention_name.restype = ctypes.c_char_p
+    names = [found.orchard_attention_name(level) for level in range(4)]
+    return [level for level in range(4) if names[level] not in names[:level]]
+
+
+def many_levels() -> list[int]:
+    found = library()
+    return [level for level in levels() if found is not None and found.orchard_attention_has_many(level)]
+
+
+each_level = pytest.mark.parametrize("level", levels())
+
+
+def aligned(like: Tensor) -> Tensor:
+    """A copy that begins at a multiple of 64 bytes, as stores do."""
+    raw = torch.zeros(like.numel() * like.element_size() + 64, dtype=torch.uint8)
+    start = -raw.data_ptr() % 64
+    room = raw[start : start + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+    return room.copy_(like)
+
+
+def align(store: twin.Store) -> twin.Store:
+    store.k, store.v = aligned(store.k), aligned(store.v)
+    store.k_scale, store.v_scale = store.k_scale.contiguous(), store.v_scale.contiguous()
+    return store
+
+
+def native_store(store: twin.Store) -> NativeStore:
+    pointers = (x.data_ptr() for x in (store.k, store.v, store.k_scale, store.v_scale))
+    return NativeStore(twin.CODECS.index(store.codec), store.heads, store.dim, store.width, store.capacity, *pointers)
+
+
+def native_seen(seen: twin.Seen) -> NativeSeen:
+    positions = None if seen.positions is None else seen.positions.data_ptr()
+    return NativeSeen(positions, seen.first, seen.last, seen.query, seen.window, seen.keep, seen.sinks)
+
+
+def pointer(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def put(level: int, store: twin.Store, head: int, slot: int, k: Tensor, v: Tensor) -> None:
+    found = library()
+    assert found is not None
+    found.orchard_attention_put(level, ctypes.byref(native_store(store)), head, slot, pointer(k), pointer(v))
+
+
+def part(
+    level: int, store: twin.Store, head: int, q: Tensor, scale: float, softcap: float, seen: twin.Seen
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the twin's `part`; rows of `out` are further apart than they are long, and what lies between must stay."""
+    found = library()
+    assert found is not None
+    count, dim = q.shape
+    out = torch.full((count, dim + 3), 7.0)
+    most, total = torch.full((2, count), math.nan)
+    found.orchard_attention_part(
+        level,
+        ctypes.byref(native_store(store)),
+        head,
+        pointer(q),
+        q.stride(0),
+        count,
+        ctypes.c_float(scale),
+        ctypes.c_float(softcap),
+        ctypes.byref(native_seen(seen)),
+        pointer(out),
+        out.stride(0),
+        pointer(most),
+        pointer(total),
+    )
+    assert (out[:, dim:] == 7).all()
+    return out[:, :dim].double(), most.double(), total.double()
+
+
+def many(
+    level: int, store: twin.Store, head: int, q: Tensor, scale: float, softcap: float, seen: twin.Seen
+) -> Tensor:
+    found = library()
+    assert found is not None
+    T, count, dim = q.shape
+    out = torch.full((T, count * dim + 5), 7.0)
+    assert found.orchard_attention_many(
+        level,
+        ctypes.byref(native_store(store)),
+        head,
+        pointer(q),
+        q.stride(0),
+        count,
+        T,
+        ctypes.c_float(scale),
+        ctypes.c_float(softcap),
+        ctypes.byref(native_seen(seen)),
+        pointer(out),
+        out.stride(0),
+    )
+    assert (out[:, count * dim :] == 7).all()
+    return out[:, : count * dim].reshape(T, count, dim).double()
+
+
+def bound(codec: str, store: twin.Store) -> float:
+    """How far an average of values may be off, as a share of the largest value.
+
+    f32: sums of some hundred terms in another order. int8: weights and queries are rounded to 16 bits, which is far finer than
+    the codes themselves. bf16: queries and weights are rounded to 8 bits of mantissa (half a unit: 2^-9 = 0.2 %). A score s is
+    then off by about 2^-9 * |q||k| / sqrt(dim), here at most 0.4 % of a few units, so a weight by at most some 1 %; errors
+    of single weights average out, so that half of that is a fair bound.
+    """
+    return {"f32": 1e-5, "bf16": 1e-2, "int8": 1e-3}[codec] * max(decode_values(store), 1e-3)
+
+
+def decode_values(store: twin.Store) -> float:
+    v = twin.decode(store)[1]
+    return float(v[v.isfinite()].abs().max())
+
+
+def check_part(level: int, store: twin.Store, head: int, q: Tensor, softcap: float, seen: twin.Seen) -> None:
+    scale = q.shape[1] ** -0.5
+    wanted = twin.part(store, head, q, scale, softcap, seen)
+    check_against(wanted, part(level, store, head, q, scale, softcap, seen), store)
+
+
+def check_against(
+    wanted: tuple[Tensor, Tensor, Tensor], given: tuple[Tensor, Tensor, Tensor], store: twin.Store
+) -> None:
+    (out, most, total), (w_out, w_most, w_total) = given, wanted
+    dark = w_total == 0
+    assert (most[dark] == -torch.inf).all() and (total[dark] == 0).all() and (out[dark] == 0).all()
+    assert out.isfinite().all() and total.isfinite().all() and most[~dark].isfinite().all()
+    if dark.all():
+        return
+    slack = {"f32": 1e-5, "bf16": 2e-2, "int8": 1e-3}[store.codec]
+    torch.testing.assert_close(most[~dark], w_most[~dark], rtol=slack, atol=slack)
+    # `total` and `out` are relative to `most`, which may differ a little: compare what does not depend on it.
+    log_mass, wanted_mass = most[~dark] + total[~dark].log(), w_most[~dark] + w_total[~dark].log()
+    torch.testing.assert_close(log_mass, wanted_mass, rtol=slack, atol=slack)
+    mean, wanted_mean = out[~dark] / total[~dark, None], w_out[~dark] / w_total[~dark, None]
+    torch.testing.assert_close(mean, wanted_mean, rtol=0, atol=bound(store.codec, store))
+
+
+def filled(codec: str, heads: int, dim: int, capacity: int, slots: int, seed: int) -> twin.Store:
+    random = torch.Generator().manual_seed(seed)
+    k, v = torch.randn(2, heads, slots, dim, generator=random)
+    return align(twin.encode(codec, capacity, k, v * 3))
+
+
+def queries(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + 1))
+
+
+stores = st.builds(
+    lambda codec, dim, blocks, seed: filled(codec, 2, dim, 32 * blocks, 32 * blocks, seed),
+    st.sampled_from(twin.CODECS),
+    st.sampled_from(DIMS),
+    st.integers(1, 20),
+    st.integers(0, 1000),
+)
+
+
+@each_level
+@given(codec=st.sampled_from(twin.CODECS), dim=st.sampled_from((*DIMS, 7)), slot=st.integers(0, 63), seed=st.integers(0, 99))
+def test_put_writes_what_the_twin_writes(level: int, codec: str, dim: int, slot: int, seed: int) -> None:
+    ours, twins = align(twin.empty(codec, 3, dim, 64)), twin.empty(codec, 3, dim, 64)
+    k, v = torch.randn(2, dim, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9 - 4)
+    if seed % 5 == 0:
+        v.zero_()
+    put(level, ours, 1, slot, k, v)
+    twin.put(twins, 1, slot, k, v)
+    for a, b in ((ours.k, twins.k), (ours.v, twins.v), (ours.k_scale, twins.k_scale), (ours.v_scale, twins.v_scale)):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("codec", twin.CODECS)
+def test_the_twin_reads_what_it_writes(codec: str) -> None:
+    k, v = torch.randn(2, 2, 40, 24, generator=torch.Generator().manual_seed(0))
+    whole, single = twin.encode(codec, 64, k, v), twin.empty(codec, 2, 24, 64)
+    for head in range(2):
+        for slot in range(40):
+            twin.put(single, head, slot, k[head, slot], v[head, slot])
+    assert torch.equal(whole.k, single.k) and torch.equal(whole.v, single.v)
+    assert torch.equal(whole.k_scale, single.k_scale) and torch.equal(whole.v_scale, single.v_scale)
+    rk, rv = twin.decode(whole)
+    slack = {"f32": 0.0, "bf16": 2**-8, "int8": 1 / 127}[codec]
+    torch.testing.assert_close(rk[:, :40], k, rtol=slack, atol=slack * 2)
+    torch.testing.assert_close(rv[:, :40], v, rtol=slack, atol=slack * 2)
+    assert not rk[:, 40:].any() and not rv[:, 40:].any()
+
+
+@each_level
+@given(store=stores, count=st.integers(1, 9), softcap=st.sampled_from((0.0, 0.0, 2.5, 30.0)), data=st.data())
+def test_part_over_a_plain_range(level: int, store: twin.Store, count: int, softcap: float, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, store.capacity - 1))
+    last = data.draw(st.integers(first, store.capacity))
+    check_part(level, store, 1, queries(count, count, store.dim), softcap, twin.Seen(first, last, max(last - 1, 0)))
+
+
+@each_level
+@pytest.mark.parametrize("count", [10, 16])
+def test_part_of_many_heads(level: int, count: int) -> None:
+    for codec in twin.CODECS:
+        store = filled(codec, 1, 64, 96, 96, count)
+        check_part(level, store, 0, queries(3, count, 64), 0.0, twin.Seen(5, 91, 90))
+
+
+@each_level
+@given(
+    store=stores,
+    count=st.integers(1, 5),
+    window=st.sampled_from((0, 1, 7, 40, 1000)),
+    keep=st.sampled_from((0, 5, 33)),
+    sinks=st.integers(0, 5),
+    written=st.integers(1, 900),
+    data=st.data(),
+)
+def test_part_over_a_ring(
+    level: int, store: twin.Store, count: int, window: int, keep: int, sinks: int, written: int, data: st.DataObject
+) -> None:
+    """Positions 0 .. written - 1 in a ring that keeps the first `sinks` slots; the query may be older than the newest slot."""
+    positions = ring(store.capacity, written, sinks)
+    first = data.draw(st.integers(0, store.capacity - 1))
+    last = data.draw(st.integers(first, store.capacity))
+    query = data.draw(st.integers(max(0, written - 50), written))
+    seen = twin.Seen(first, last, query, positions, window, keep, sinks)
+    check_part(level, store, 0, queries(written, count, store.dim), 0.0, seen)
+
+
+def ring(capacity: int, written: int, sinks: int) -> Tensor:
+    positions = torch.full((capacity,), -1, dtype=torch.int32)
+    for position in range(written):
+        turn = position if position < capacity else sinks + (position - sinks) % (capacity - sinks)
+        positions[turn] = position
+    return positions
+
+
+@each_level
+@given(store=stores, count=st.integers(1, 4), cuts=st.lists(st.integers(0, 640), max_size=4), softcap=st.sampled_from((0.0, 5.0)))
+def test_parts_of_a_split_make_the_whole(
+    level: int, store: twin.Store, count: int, cuts: list[int], softcap: float
+) -> None:
+    q, scale, last = queries(1, count, store.dim) * 3, store.dim**-0.5, store.capacity - 3
+    edges = [2, *sorted(min(max(cut, 2), last) for cut in cuts), last]
+    parts = [
+        part(level, store, 0, q, scale, softcap, twin.Seen(a, b, last - 1)) for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    merged = twin.merge(parts)
+    whole = part(level, store, 0, q, scale, softcap, twin.Seen(2, last, last - 1))
+    # Both go through the same rounding of keys and queries; weights are rounded at other places.
+    torch.testing.assert_close(merged[1], whole[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(merged[2], whole[2], rtol=1e-4, atol=0)
+    slack = {"f32": 1e-5, "bf16": 4e-3, "int8": 1e-3}[store.codec] * decode_values(store)
+    torch.testing.assert_close(merged[0] / merged[2][:, None], whole[0] / whole[2][:, None], rtol=0, atol=slack)
+
+
+def spoil(store: twin.Store, slots: Tensor) -> None:
+    """Put what is no number into slots, as if something had gone wrong in a sequence that used them before."""
+    k, v = twin.decode(store)
+    if store.codec == "int8":
+        store.k_scale[:, slots] = math.nan
+        store.v_scale[:, slots] = math.inf
+        return
+    for x, bad in ((k, math.nan), (v, math.inf)):
+        x[:, slots] = bad
+        x[:, slots[::2]] = -math.inf
+    spoiled = align(twin.encode(store.codec, store.capacity, k, v))
+    store.k, store.v = spoiled.k, spoiled.v
+
+
+def clean(store: twin.Store, slots: Tensor) -> twin.Store:
+    """The same store with zeros in `slots`: the twin cannot stand what is no number either."""
+    k, v = twin.decode(store)
+    k[:, slots], v[:, slots] = 0, 0
+    if store.codec != "int8":
+        return align(twin.encode(store.codec, store.capacity, k, v))
+    copy = twin.Store(**vars(store))
+    copy.k_scale, copy.v_scale = store.k_scale.clone(), store.v_scale.clone()
+    copy.k_scale[:, slots], copy.v_scale[:, slots] = 0, 0
+    return copy
+
+
+@each_level
+@given(store=stores, count=st.integers(1, 4), hidden=st.sets(st.integers(0, 639), min_size=1, max_size=40), ranged=st.booleans())
+def test_what_is_masked_does_not_leak(
+    level: int, store: twin.Store, count: int, hidden: set[int], ranged: bool
+) -> None:
+    if ranged:
+        middle = store.capacity // 2
+        first, last = middle - min(hidden) % middle, middle + max(hidden) % middle
+        bad = torch.tensor([*range(first), *range(last, store.capacity)])
+        seen = twin.Seen(first, last, max(last - 1, 0))
+    else:
+        bad = torch.tensor(sorted({slot % store.capacity for slot in hidden}))
+        positions = torch.arange(store.capacity, dtype=torch.int32)
+        positions[bad] = -1
+        seen = twin.Seen(0, store.capacity, store.capacity, positions)
+    good = clean(store, bad)
+    spoil(store, bad)
+    q, scale = queries(5, count, store.dim), store.dim**-0.5
+    check_against(twin.part(good, 0, q, scale, 0.0, seen), part(level, store, 0, q, scale, 0.0, seen), good)
+
+
+@each_level
+@pytest.mark.parametrize("codec", twin.CODECS)
+def test_large_scores_do_not_overflow(level: int, codec: str) -> None:
+    store = filled(codec, 1, 64, 320, 320, 0)
+    q = queries(0, 3, 64) * 100
+    out, most, total = part(level, store, 0, q, 1.0, 0.0, twin.Seen(0, 320, 319))
+    wanted = twin.part(store, 0, q, 1.0, 0.0, twin.Seen(0, 320, 319))
+    assert out.isfinite().all() and (total >= 0.99).all()
+    torch.testing.assert_close(most, wanted[1], rtol=2e-2, atol=0)
+
+
+each_many_level = pytest.mark.parametrize("level", many_levels())
+
+
+def check_many(level: int, store: twin.Store, q: Tensor, softcap: float, seen: twin.Seen) -> None:
+    scale = store.dim**-0.5
+    wanted = twin.many(store, 1, q, scale, softcap, seen)
+    torch.testing.assert_close(many(level, store, 1, q, scale, softcap, seen), wanted, rtol=0, atol=bound("bf16", store))
+
+
+@each_many_level
+@given(
+    dim=st.sampled_from(DIMS),
+    count=st.integers(1, 9),
+    T=st.integers(1, 100),
+    before=st.sampled_from((0, 1, 31, 32, 100, 300)),
+    first=st.sampled_from((0, 0, 3, 40)),
+    window=st.sampled_from((0, 0, 1, 7, 50, 130)),
+    keep=st.sampled_from((0, 0, 20)),
+    sinks=st.integers(0, 5),
+    softcap=st.sampled_from((0.0, 0.0, 3.0, 50.0)),
+)
+def test_many_over_a_plain_range(
+    level: int, dim: int, count: int, T: int, before: int, first: int, window: int, keep: int, sinks: int, softcap: float
+) -> None:
+    """T queries after `before` positions of earlier chunks; slot = position."""
+    last = before + T
+    store = filled("bf16", 2, dim, -(-(last + 9) // 32) * 32, last + 9, dim + T)  # old data lies past the end
+    seen = twin.Seen(min(first, before), last, before, None, window, keep, sinks)
+    check_many(level, store, queries(T, T, count, dim), softcap, seen)
+
+
+@each_many_level
+@given(
+    dim=st.sampled_from((16, 64, 80)),
+    count=st.integers(1, 4),
+    T=st.integers(1, 60),
+    blocks=st.integers(2, 12),
+    before=st.integers(0, 400),
+    window=st.sampled_from((0, 9, 64)),
+    keep=st.sampled_from((0, 20, 70)),
+    sinks=st.integers(0, 5),
+)
+def test_many_over_a_ring(
+    level: int, dim: int, count: int, T: int, blocks: int, before: int, window: int, keep: int, sinks: int
+) -> None:
+    store = filled("bf16", 2, dim, 32 * blocks, 32 * blocks, before)
+    positions = ring(store.capacity, before + T, sinks)
+    seen = twin.Seen(0, store.capacity, before, positions, window, keep, sinks)
+    check_many(level, store, queries(T, T, count, dim), 0.0, seen)
+
+
+@each_many_level
+@pytest.mark.parametrize("where", ["outside", "later"])
+def test_many_does_not_let_masked_slots_leak(level: int, where: str) -> None:
+    """What is no number is kept from those who do not see it, be it past the end or in the run's own later tokens."""
+    store, q = filled("bf16", 2, 64, 128, 128, 0), queries(0, 70, 3, 64)
+    bad = torch.arange(100, 128) if where == "outside" else torch.arange(80, 128)
+    good = clean(store, bad)
+    spoil(store, bad)
+    seen = twin.Seen(0, 100, 30)
+    blessed = 70 if where == "outside" else 50
+    wanted = twin.many(good, 0, q, 0.125, 0.0, seen)[:blessed]
+    given = many(level, store, 0, q, 0.125, 0.0, seen)[:blessed]
+    torch.testing.assert_close(given, wanted, rtol=0, atol=bound("bf16", good))
+
+
+@each_many_level
+def test_many_that_see_nothing_get_zeros(level: int) -> None:
+    store, positions = filled("bf16", 2, 64, 64, 64, 0), torch.full((64,), -1, dtype=torch.int32)
+    positions[40:] = torch.arange(24, dtype=torch.int32) + 10
+    check_many(level, store, queries(0, 20, 2, 64), 0.0, twin.Seen(0, 64, 0, positions))
