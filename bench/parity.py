@@ -97,7 +97,7 @@ def main() -> int:
         worst = max(value for key, value in values.items() if key.endswith(f" {name}") and isinstance(value, float))
         values[name] = Value(worst, note=f"largest of {len(CASES)} models, float32")
     values["greedy"] = Value(
-        greedy_agreement(orchard.load("smollm2")), note=f"of {len(PROMPTS)}, float32, from the GGUF"
+        greedy_agreement(orchard.load("smollm2", dtype="float32")), note=f"of {len(PROMPTS)}, float32, from the GGUF"
     )
     took = round(time.perf_counter() - started, 1)
     report = Report.record("bench", "parity", values=values, claims=CLAIMS, seed=0, wall_time=took)

@@ -13,7 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from orchard.cli import common
-from orchard.cli.common import (
+from orchard.cli.answer import answer_once, write_stream
+from orchard.cli.common import note
+from orchard.cli.conversation import Conversation
+from orchard.cli.options import (
     JsonOption,
     MaxTokensOption,
     MinPOption,
@@ -26,10 +29,7 @@ from orchard.cli.common import (
     TemperatureOption,
     TopKOption,
     TopPOption,
-    note,
 )
-from orchard.cli.conversation import Conversation
-from orchard.cli.respond import answer_once, write_stream
 from orchard.core.errors import ContextOverflow, OrchardError, UsageError
 
 if TYPE_CHECKING:

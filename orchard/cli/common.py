@@ -1,4 +1,4 @@
-"""What the verbs share: their options, how a prompt is read, how results are printed."""
+"""What the verbs share: how a prompt is read, how results are printed, how a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import UsageError
 
@@ -19,48 +17,6 @@ if TYPE_CHECKING:
 
     from orchard.generate import Answer
     from orchard.session.model import Model
-
-ModelOption = Annotated[
-    str, typer.Option("--model", "-m", metavar="NAME", help="A model of the library, a GGUF file or a model folder.")
-]
-SystemOption = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="Instructions the model gets before the first message.")
-]
-MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")
-]
-TemperatureOption = Annotated[
-    float,
-    typer.Option("--temperature", metavar="X", min=0.0, help="0 takes the likeliest token; higher is more varied."),
-]
-TopKOption = Annotated[
-    int | None, typer.Option("--top-k", metavar="K", min=1, help="Sample among the k likeliest tokens.")
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="P", min=0.0, max=1.0, help="Sample among the likeliest tokens that sum to p."),
-]
-MinPOption = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="P", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest."),
-]
-RepetitionOption = Annotated[
-    float | None,
-    typer.Option("--repetition-penalty", metavar="X", min=0.01, help="Above 1, tokens already there get less likely."),
-]
-StopOption = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer; without one it is drawn anew.")
-]
-OfflineOption = Annotated[
-    bool,
-    typer.Option(
-        "--offline", envvar="ORCHARD_OFFLINE", show_envvar=False, help="Never use the network; only `pull` would."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -169,15 +125,17 @@ def sampling(
 
 
 def load_model(name: str) -> Model:
-    """Load a model. A name that is not there is refused before torch is imported."""
-    from orchard.cli.process import import_torch
+    """Load a model. A name that is not there is refused before anything heavy is imported."""
     from orchard.weights.library import Library
 
-    Library().resolve(name)
+    path = Library().resolve(name)
     with _saying(f"loading {name} …"):
-        import_torch()
-        from orchard.session.model import load
+        from orchard.session.model import load, starts_without_torch
 
+        if not starts_without_torch(path):
+            from orchard.cli.process import import_torch
+
+            import_torch()
         return load(name)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from orchard.cli.common import JsonOption, human_bytes, print_json
+from orchard.cli.common import human_bytes, print_json
+from orchard.cli.options import JsonOption
 
 # import name → what pip calls it; a test holds both tables against pyproject.toml
 REQUIRED = {
@@ -35,6 +38,8 @@ EXTRAS = {
     "evals": {"sklearn": "scikit-learn", "scipy": "scipy"},
     "cluster": {"ray": "ray"},
 }
+# Levels of the native kernels, as kernels.h counts them.
+LEVELS = {0: "portable", 1: "AVX2 or NEON", 2: "AVX-512", 3: "AVX-512 with matrix units"}
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 
 
@@ -59,6 +64,7 @@ def examine() -> dict[str, Any]:
         "platform": f"{platform.system().lower()} {platform.machine()}",
         "cpu": _cpu(),
         "torch": _torch(problems) if "torch" not in missing else None,
+        "native": _native(),
         "memory": _memory(),
         "library": _library(problems),
         "extras": {extra: _extra(extra, modules) for extra, modules in EXTRAS.items()},
@@ -106,6 +112,24 @@ def _torch(problems: list[dict[str, str]]) -> dict[str, Any] | None:
     }
 
 
+def _native() -> dict[str, Any]:
+    """Which kernels the native engine has here; without them, why, and the command that brings them."""
+    from orchard.ops.kernels.native import library, why_not
+
+    reason, found = why_not(), library()
+    level, names = None, []
+    if found is not None:
+        with suppress(AttributeError):  # a build that does not tell is no worse a build
+            level = int(found.orchard_cpu_level())
+            found.orchard_kernel_names.restype = ctypes.c_char_p
+            best = [found.orchard_kernel_names(-1, many) or b"" for many in (0, 1)]
+            names = [name.decode("utf-8", "replace") for name in best if name]
+    turned_off = os.environ.get("ORCHARD_NATIVE") == "0"
+    install = f"install a C++ compiler (g++ or clang++), then {_pip()} install --force-reinstall --no-deps {_package()}"
+    fix = "" if not reason else "unset ORCHARD_NATIVE" if turned_off else install
+    return {"kernels": names, "level": level, "missing": reason, "fix": fix}
+
+
 def _memory() -> dict[str, int | None]:
     info = Path("/proc/meminfo")
     if info.is_file():
@@ -119,6 +143,7 @@ def _memory() -> dict[str, int | None]:
 
 def _library(problems: list[dict[str, str]]) -> dict[str, Any]:
     from orchard.core.errors import OrchardError
+    from orchard.session.prepare import packed_bytes
     from orchard.weights.library import DEFAULT_MODEL, OTHER_HOME, Library
 
     library = Library()
@@ -136,6 +161,7 @@ def _library(problems: list[dict[str, str]]) -> dict[str, Any]:
         "disk_free": free,
         "models": [entry.name for entry in entries if not entry.damaged],
         "damaged": [entry.name for entry in entries if entry.damaged],
+        "packed_bytes": packed_bytes(),
         "leftover_bytes": library.leftovers(),
         "unfinished": library.unfinished(),
         "fix": "" if entries else f"orchard pull {DEFAULT_MODEL}",
@@ -149,9 +175,13 @@ def _pip() -> str:
 
 def _extra(extra: str, modules: dict[str, str]) -> dict[str, Any]:
     missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
-    checkout = Path(__file__).resolve().parents[2]
-    package = f"-e '{checkout}[{extra}]'" if (checkout / "pyproject.toml").is_file() else f"'orchard[{extra}]'"
-    return {"missing": missing, "fix": f"{_pip()} install {package}" if missing else ""}
+    return {"missing": missing, "fix": f"{_pip()} install {_package(extra)}" if missing else ""}
+
+
+def _package(extra: str = "") -> str:
+    """What pip is to install: this checkout, or Orchard by its name."""
+    checkout, wanted = Path(__file__).resolve().parents[2], f"[{extra}]" if extra else ""
+    return f"-e '{checkout}{wanted}'" if (checkout / "pyproject.toml").is_file() else f"'orchard{wanted}'"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -162,15 +192,18 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("device", f"{torch['device']} {torch['device_name']}".strip()))
         lines.append(("threads", f"{torch['threads']} of {cpu['cores']} usable cores"))
     fast = [flag for flag in cpu["flags"] if "bf16" in flag]
-    native = f"bfloat16 in hardware ({', '.join(fast)})" if fast else "bfloat16 without hardware help"
+    halves = f"bfloat16 in hardware ({', '.join(fast)})" if fast else "bfloat16 without hardware help"
     lines.append(("cpu", cpu["name"]))
-    lines.append(("dtype", f"float32; {native}"))
+    lines.append(("dtype", f"float32; {halves}"))
+    lines += _native_lines(facts["native"])
     if memory["total"]:
         free = f", {human_bytes(memory['free'])} free" if memory["free"] is not None else ""
         lines.append(("memory", f"{human_bytes(memory['total'])}{free}"))
     if library["disk_free"] is not None:
         lines.append(("disk", f"{human_bytes(library['disk_free'])} free at {library['home']}"))
     lines.append(("models", ", ".join(library["models"]) or f"none yet; get one: {library['fix'] or 'orchard list'}"))
+    if library["packed_bytes"]:
+        lines.append(("", f"{human_bytes(library['packed_bytes'])} held by models packed for the native engine"))
     for name in library["damaged"]:
         lines.append(("", f"{name} is damaged; get it again: orchard pull {name}"))
     if library["leftover_bytes"]:
@@ -184,3 +217,12 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if not facts["problems"]:
         lines.append(("", "all that is needed is here"))
     return lines
+
+
+def _native_lines(native: dict[str, Any]) -> list[tuple[str, str]]:
+    if not native["missing"]:
+        what = LEVELS.get(native["level"], "of a level that is not known")
+        names = f" ({', '.join(native['kernels'])})" if native["kernels"] else ""
+        return [("kernels", f"native, {what}{names}")]
+    lost = "models run on torch, which starts and answers several times more slowly"
+    return [("kernels", f"{native['missing']}: {lost}"), ("", f"to have them: {native['fix']}")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchard.cli.common import JsonOption, console, human_bytes, note, print_json
+from orchard.cli.common import console, human_bytes, note, print_json
+from orchard.cli.options import JsonOption
 
 
 def list_models(as_json: JsonOption = False) -> None:

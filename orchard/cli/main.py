@@ -2,7 +2,7 @@
 
 0 is success, 1 a failure, 2 wrong usage, 130 an interruption. Results go to stdout, everything else to stderr. An error is
 one line and a hint; `ORCHARD_DEBUG=1` shows the traceback. Verb modules import their work inside their functions, so that
-`orchard --help` needs neither torch nor any other heavy package.
+`orchard --help` needs neither torch nor any other heavy package; and a plain `orchard respond` not even the parser.
 """
 
 from __future__ import annotations
@@ -12,68 +12,57 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from orchard import __version__
-from orchard.cli import chat, doctor, process, pull, respond, rm, show, study
-from orchard.cli import list as list_verb
+from orchard.cli import process, quick
 from orchard.cli.common import print_json
 from orchard.core.errors import OrchardError
-
-app = typer.Typer(
-    name="orchard",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-app.command("respond")(respond.respond)
-app.command("chat")(chat.chat)
-app.command("pull")(pull.pull)
-app.command("list")(list_verb.list_models)
-app.command("show")(show.show)
-app.command("rm")(rm.rm)
-app.command("study")(study.study)
-app.command("doctor")(doctor.doctor)
-
-
-@app.callback(invoke_without_command=True)
-def top(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
-) -> None:
-    """Run, inspect and study open models on your own machine."""
-    if version:
-        typer.echo(f"orchard {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing is raised."""
     as_json = "--json" in arguments[: arguments.index("--")] if "--" in arguments else "--json" in arguments
     try:
-        code = app(args=list(arguments), prog_name="orchard", standalone_mode=False)
+        code = _run(arguments)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         return _reader_left()
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     except OrchardError as error:
         return _report(error.to_dict(), error.exit_code, as_json)
     except OSError as error:
         return _report(_system_facts(error), 1, as_json)
     except Exception as error:
+        if type(error).__name__ == "Abort" and type(error).__module__.startswith("typer"):
+            return 130
         if callable(getattr(error, "format_message", None)):  # a usage error of typer, or of the click inside it
             return _usage(error, arguments, as_json)
         message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "this is a fault of Orchard; run it again with ORCHARD_DEBUG=1 to see the traceback"
         return _report({"code": "unexpected", "message": message, "hint": hint, "retryable": False}, 1, as_json)
+
+
+def _run(arguments: Sequence[str]) -> object:
+    understood = quick.parse(arguments)
+    if understood is not None:
+        from orchard.cli.answer import respond_to
+
+        respond_to(**understood)
+        return None
+    from orchard.cli.verbs import app
+
+    return app(args=list(arguments), prog_name="orchard", standalone_mode=False)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, for programs that describe the command line; it costs typer."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from orchard.cli.verbs import app
+
+    return app
 
 
 def run() -> None:
@@ -85,6 +74,8 @@ def run() -> None:
 
 
 def _usage(error: Any, arguments: Sequence[str], as_json: bool) -> int:
+    from orchard.cli.verbs import app
+
     verbs = {command.name for command in app.registered_commands}
     path = " ".join(["orchard", *[word for word in arguments[:1] if word in verbs]])
     facts = {"code": "usage", "message": error.format_message(), "hint": f"see `{path} --help`", "retryable": False}

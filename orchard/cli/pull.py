@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchard.cli.common import JsonOption, note, print_json
+from orchard.cli.common import human_bytes, note, print_json
+from orchard.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from orchard.weights.library import Entry
 
 
 def pull(
@@ -28,5 +32,29 @@ def pull(
     from orchard.weights.pull import pull as fetch
 
     entry = fetch(name, force=force, offline=offline, say=None if quiet else note)
+    _prepare(entry, quiet)
     if as_json:
         print_json(entry.to_dict())
+
+
+def _prepare(entry: Entry, quiet: bool) -> None:
+    """Pack the model for the native engine, so that its first answer comes quickly. The model is here and whole whatever
+    becomes of this, so nothing that goes wrong now is a failure of the pull."""
+    from orchard.ops.kernels.native import library
+    from orchard.session.prepare import packed_path, prepare
+
+    def tell(line: str) -> None:
+        if not quiet:
+            note(line)
+
+    try:
+        there = packed_path(entry.model_path).is_file()
+        if not there and library() is not None:
+            from orchard.cli.process import import_torch
+
+            import_torch()
+        path = prepare(entry.model_path, say=tell)
+        if path is not None and not there:
+            tell(f"packed it for the native engine: {human_bytes(path.stat().st_size)}")
+    except Exception as error:
+        tell(f"it is not packed for the native engine ({error}), so it may start more slowly")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from orchard.cli import common
-from orchard.cli.common import (
+from orchard.cli.answer import respond_to
+from orchard.cli.options import (
     JsonOption,
     MaxTokensOption,
     MinPOption,
@@ -22,11 +21,6 @@ from orchard.cli.common import (
     TopKOption,
     TopPOption,
 )
-from orchard.core.errors import ContextOverflow
-
-if TYPE_CHECKING:
-    from orchard.generate import Answer
-    from orchard.session.model import Model
 
 
 def respond(
@@ -47,9 +41,10 @@ def respond(
     as_json: JsonOption = False,
 ) -> None:
     """Answer one prompt."""
-    common.go_offline(offline)
-    text = common.read_prompt(prompt)
-    settings = common.sampling(
+    respond_to(
+        prompt,
+        model=model,
+        system=system,
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -58,48 +53,6 @@ def respond(
         repetition_penalty=repetition_penalty,
         stop=stop,
         seed=seed,
+        offline=offline,
+        as_json=as_json,
     )
-    answer_once(text, name=model, system=system, settings=settings, as_json=as_json)
-
-
-def answer_once(prompt: str, *, name: str, system: str | None, settings: dict[str, Any], as_json: bool) -> None:
-    """Load, answer, print. `chat` comes here too when its input is not a terminal."""
-    # A text alone also suits a model without a chat template, which continues it.
-    messages = common.messages_for(prompt, system) if system else prompt
-    model = common.load_model(name)
-    try:
-        if as_json:
-            answer = model.generate(messages, **settings)
-        else:
-            answer = write_stream(model, messages, settings)
-    except ContextOverflow as error:
-        error.hint = f"shorten the prompt by at least {error.tokens + 1 - error.limit:,} tokens"
-        raise
-    if as_json:
-        usage = {"input": answer.usage.input, "output": answer.usage.output}
-        facts = {"text": answer.text, "ids": list(answer.ids), "finish": answer.finish, "usage": usage}
-        common.print_json(facts | {"seed": answer.seed, "model": name}, indent=None)
-    else:
-        common.note_if_cut(answer, settings["max_tokens"])
-
-
-def write_stream(
-    model: Model, messages: str | list[dict[str, str]], settings: dict[str, Any], heard: list[str] | None = None
-) -> Answer:
-    """Write an answer piece by piece, and end its line however it ended; `heard` collects the pieces, so that an
-    interrupted answer is not lost."""
-    heard = heard if heard is not None else []
-    stream = model.generate(messages, stream=True, **settings)
-    try:
-        for piece in stream:
-            heard.append(piece.text)
-            sys.stdout.write(common.printable(piece.text))
-            sys.stdout.flush()
-    except BaseException:
-        if heard:
-            print(flush=True)
-        raise
-    finally:
-        stream.close()
-    print(flush=True)
-    return stream.answer

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.common import JsonOption, human_bytes, note, print_json
+from orchard.cli.common import human_bytes, note, print_json
+from orchard.cli.options import JsonOption
 from orchard.core.errors import UsageError
 
 
@@ -17,6 +18,7 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a model from the library."""
+    from orchard.session.prepare import forget
     from orchard.weights.library import Library
 
     library = Library()
@@ -29,7 +31,10 @@ def rm(
             note("kept")
             raise typer.Exit(1)
     removed = library.remove(name, waiting=lambda: note(f"a pull of {name} is running; waiting for it to end"))
+    # Its packed files may be of another state of it, or of the folder where the record was damaged.
+    packed = sum(forget(path) for path in {removed.path, removed.model_path, removed.path / "model.gguf"})
     if as_json:
-        print_json({"removed": removed.name, "bytes": removed.bytes})
+        print_json({"removed": removed.name, "bytes": removed.bytes, "packed_bytes": packed})
     else:
-        note(f"removed {removed.name} ({human_bytes(removed.bytes)})")
+        also = f", and {human_bytes(packed)} that were packed from it" if packed else ""
+        note(f"removed {removed.name} ({human_bytes(removed.bytes)}){also}")

@@ -1,4 +1,4 @@
-"""`orchard show NAME`: what a model is, from its headers alone; no weight is read."""
+"""`orchard show NAME`: what a model is, from its headers alone; no weight is read (`--plan` packs one that is not)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from orchard.cli.common import JsonOption, console, human_bytes, print_json, printable
+from orchard.cli.common import console, human_bytes, print_json, printable
+from orchard.cli.options import JsonOption
+from orchard.cli.show_plan import show_plan
+from orchard.core.errors import UsageError
 
 # The first pattern that matches a tensor's name says what kind it is; names of GGUF files and of Hugging Face folders.
 KINDS = (
@@ -32,6 +35,7 @@ def show(
         bool, typer.Option("--template", help="Print the whole chat template and nothing else.")
     ] = False,
     config: Annotated[bool, typer.Option("--config", help="Print the config tree and nothing else.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the plan that the native engine runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model is and what it is made of."""
@@ -39,14 +43,21 @@ def show(
 
     library = Library()
     path = library.resolve(name)
+    if template + config + plan > 1:
+        raise UsageError("--template, --config and --plan are different things", hint="ask for one of them")
+    if plan:
+        show_plan(name, path, as_json=as_json)
+        return
     if config:
-        print(_config_text(path))
+        _print_config(name, path, as_json)
         return
     facts = {"name": name, "path": str(path)} | headers(path)
     entry = next((entry for entry in library.list() if entry.path in (path, path.parent)), None)
     if entry is not None:
         facts |= {"name": entry.name, "source": entry.source, "licence": entry.licence or facts["licence"]}
-    if template:
+    if template and as_json:
+        print_json({"name": facts["name"], "template": facts["template"]})
+    elif template:
         print(printable(facts["template"]["text"] or ""))
     elif as_json:
         print_json(facts)
@@ -158,11 +169,15 @@ def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file() and file.name != "orchard.json")
 
 
-def _config_text(path: Path) -> str:
+def _print_config(name: str, path: Path, as_json: bool) -> None:
     from orchard.weights.checkpoint import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        return str(checkpoint.config().complete().describe())
+        tree = checkpoint.config().complete()
+    if as_json:
+        print_json({"name": name, "config": tree.to_dict()})
+    else:
+        print(tree.describe())
 
 
 def _print(facts: dict[str, Any]) -> None:

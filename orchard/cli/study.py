@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.common import JsonOption, console, print_json
+from orchard.cli.common import console, print_json
+from orchard.cli.options import JsonOption
 from orchard.core.errors import UsageError
 
 

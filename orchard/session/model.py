@@ -2,6 +2,8 @@
 
 model = orchard.load("smollm2")
 print(model.generate("What is the capital of France?").text)
+
+On a CPU the native engine runs the model's packed file, and torch is not imported until something asks for it.
 """
 
 from __future__ import annotations
@@ -11,24 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-import torch
-from torch import Tensor
-
-from orchard.core.context import Context
-from orchard.core.errors import ContextOverflow, MissingTokenizer, UsageError
-from orchard.generate import Answer, Engine, Request, Sampling, Stream
-from orchard.models.language.decoder import Decoder
+from orchard.core.errors import ContextOverflow, UsageError
+from orchard.generate.engine import Engine
+from orchard.generate.request import Answer, Request, Sampling
+from orchard.session.build import Built, Later, build
+from orchard.session.build import tokenizer_of as tokenizer_of
+from orchard.session.place import DTYPES, device_of, dtype_of, may_have_cuda
 from orchard.text.chat import chat_ids
-from orchard.text.loaded import guarded
 from orchard.text.messages import Message, messages_from
 from orchard.text.tokenizer import Tokenizer
-from orchard.weights.checkpoint import Checkpoint, open_checkpoint
-from orchard.weights.folder import HFFolder
 from orchard.weights.library import Library
-from orchard.weights.load import load_decoder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchard.generate.protocol import Runner
+    from orchard.generate.stream import Stream
+    from orchard.models.language.decoder import Decoder
     from orchard.models.zoo import Family
+    from orchard.ops.plan.steps import Plan
 
 
 class Options(TypedDict, total=False):
@@ -61,75 +64,121 @@ def load(
 ) -> Model:
     """Load a pulled model by name, or a GGUF file or Hugging Face folder by path.
 
-    `dtype` "auto" computes in float32 on a CPU and bfloat16 on an accelerator. `rewrite` changes the config tree before
-    anything is built: other weight formats, other stores, other parts.
+    `dtype` "auto" on a CPU runs the native engine, on weights as the file stores them; the first load of a model packs it for
+    that engine. Without native kernels (`orchard doctor` says why) it computes in float32 on a CPU, and on an accelerator in
+    bfloat16. A dtype that is named ("float32", "bfloat16", "float16") is computed in by torch, as is everything under
+    `ORCHARD_NATIVE=0`. `rewrite` changes the config tree before anything is built: other weight formats, other stores, other
+    parts.
     """
-    place = _device(device)
-    kind = _dtype(dtype, place)
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype called {dtype!r}", hint="one of " + ", ".join(DTYPES))
     path = Library().resolve(str(name_or_path))
-    with open_checkpoint(path) as checkpoint:
-        tokenizer = tokenizer_of(checkpoint)
-        tree = checkpoint.config()
-        decoder = load_decoder(checkpoint, rewrite(tree) if rewrite is not None else tree, dtype=kind, device=place)
-        return Model(
-            decoder,
-            tokenizer,
-            name=str(name_or_path),
-            family=checkpoint.family,
-            hf_config=checkpoint.hf_config,
-            source=checkpoint.path,
-        )
+    on_cpu = device == "cpu" or (device == "auto" and not may_have_cuda()) or device_of(device).type == "cpu"
+    if dtype == "auto" and on_cpu:
+        native = _native(str(name_or_path), path, rewrite)
+        if native is not None:
+            return native
+    place = device_of(device)
+    kind = dtype_of(dtype, place)
+    tokenizer, built = build(path, rewrite, kind, place)
+    return Model(built, tokenizer, name=str(name_or_path), source=path)
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that came with a checkpoint."""
-    return guarded(f"the tokenizer of {checkpoint.path.name} cannot be used", lambda: _tokenizer(checkpoint))
+def starts_without_torch(path: Path) -> bool:
+    """Whether `load` will find all it needs for the model at a path without importing torch."""
+    from orchard.ops.kernels.native import library
+    from orchard.session.prepare import packed_path
+
+    return not may_have_cuda() and library() is not None and packed_path(path).is_file()
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    source = checkpoint.source
-    if not isinstance(source, HFFolder):
-        return Tokenizer.from_gguf(source.metadata)
-    if source.tokenizer is None:
-        raise MissingTokenizer(
-            f"{checkpoint.path.name} has no tokenizer.json",
-            hint="copy the tokenizer files of the model into the folder",
-        )
-    config = dict(source.tokenizer_config or {})
-    if source.chat_template is not None:
-        config["chat_template"] = source.chat_template
-    return Tokenizer.from_file(source.tokenizer, config, source.special_tokens_map, source.generation_config)
+def _native(name: str, path: Path, rewrite: Callable[[Decoder.Config], Decoder.Config] | None) -> Model | None:
+    """The model on the native engine; None where there are no native kernels or the model has no plan."""
+    from orchard.ops.kernels.native import library
+
+    if library() is None:
+        return None
+    from orchard.generate.native import NativeRunner
+    from orchard.session.prepare import made, ready
+
+    found = ready(path) if rewrite is None else made(path, rewrite)
+    if found.plan is None or found.tokenizer is None:
+        return None
+    later = Later(lambda: build(path, rewrite)[1])
+    runner = NativeRunner(found.plan, decoder=lambda: later().decoder)
+    return Model(later, found.tokenizer, name=name, source=path, plan=found.plan, runner=runner)
 
 
 class Model:
-    """A decoder with its tokenizer. Safe to share between threads: each call has stores of its own."""
+    """A model with its tokenizer. Safe to share between threads: each call has stores of its own.
+
+    `runner` is what generates. `decoder` is the same model as a tree of torch modules: for a model that runs natively it is
+    built, in float32 from the model's own files, when `decoder`, `config`, `logits` or `save` first ask for it.
+    """
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | Built | Later,
         tokenizer: Tokenizer,
         *,
         name: str,
-        family: Family | None = None,
-        hf_config: dict[str, Any] | None = None,
         source: Path | None = None,
+        plan: Plan | None = None,
+        runner: Runner | None = None,
     ) -> None:
-        self.decoder = decoder
+        """`decoder`: torch modules, or what makes them when they are needed. Without a `runner` they generate."""
         self.tokenizer = tokenizer
         self.name = name
-        self.family = family
-        self.hf_config = hf_config or {}
         self.source = source
-        self.engine = Engine(decoder, tokenizer)
+        self.plan = plan
+        self._later = decoder if isinstance(decoder, Later) else Later(lambda: _built(decoder))
+        if runner is None:
+            from orchard.generate.torch_forward import TorchRunner
+
+            runner = TorchRunner(self.decoder)
+        self.engine = Engine(runner, tokenizer)
+
+    @property
+    def runner(self) -> Runner:
+        """What scores tokens when the model generates: the native engine, or torch."""
+        return self.engine.model
+
+    @property
+    def built(self) -> Built:
+        """The torch modules, the family and the Hugging Face config; made when first asked for."""
+        return self._later()
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model as a tree of torch modules."""
+        return self.built.decoder
+
+    @property
+    def family(self) -> Family | None:
+        """The family that the model's files belong to."""
+        return self.built.family
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """The model's config in Hugging Face's words."""
+        return self.built.hf_config
 
     @property
     def config(self) -> Decoder.Config:
         """The config tree the model was built from."""
         return self.decoder.config
 
-    @torch.inference_mode()
+    @property
+    def context(self) -> int:
+        """The tokens that fit, prompt and answer together."""
+        return self.runner.config.context
+
     def logits(self, ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Tensor:
-        """Scores for the next token after every position: float32 [batch, length, vocab]."""
+        """Scores for the next token after every position, by torch: float32 [batch, length, vocab]."""
+        import torch
+
+        from orchard.core.context import Context
+
         try:
             batch = torch.as_tensor(ids, dtype=torch.long, device=self.decoder.device)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -141,10 +190,10 @@ class Model:
             raise UsageError("a token id is outside the vocabulary", hint=f"ids go from 0 to {self.config.vocab - 1}")
         if batch.shape[1] > self.config.context:
             raise ContextOverflow(tokens=batch.shape[1], limit=self.config.context)
-        out: Tensor = self.decoder(batch, Context.whole(batch))
+        with torch.inference_mode():
+            out: Tensor = self.decoder(batch, Context.whole(batch))
         # A copy outside inference mode, so that the caller may do anything with it.
-        with torch.inference_mode(False):
-            return out.float().clone()
+        return out.float().clone()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: ids as they are, messages through the chat template, and a text as one user message
@@ -228,25 +277,12 @@ class Model:
         save_model(self, Path(path), type)
 
     def __repr__(self) -> str:
+        if self.plan is not None:
+            layers = sum(step.kind == "attend" for step in self.plan.steps)
+            return f"Model({self.name!r}, {layers} layers, width {self.plan.dim}, native on cpu)"
         layers, dtype = len(self.config.stack.layers), str(self.decoder.dtype).removeprefix("torch.")
         return f"Model({self.name!r}, {layers} layers, width {self.config.dim}, {dtype} on {self.decoder.device})"
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        raise UsageError(f"there is no device {name!r} here", hint="`orchard doctor` shows what there is") from error
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in ("float32", "bfloat16", "float16"):
-        raise UsageError(f"no dtype called {name!r}", hint="auto, float32, bfloat16 or float16")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+def _built(decoder: Decoder | Built) -> Built:
+    return decoder if isinstance(decoder, Built) else Built(decoder)

@@ -62,9 +62,25 @@ def chat_ids(
     checked = messages_from(messages)
     if tokenizer.chat_template is None:
         return tokenizer.encode(plain_prompt(checked, add_generation_prompt), bos=tokenizer.add_bos)
-    variables = chat_variables(checked, tools, add_generation_prompt, "", "", {})
-    rendering = _Rendering(tokenizer, variables)
-    return _ids(tokenizer, rendering.pieces())
+    if tokenizer.frame is not None and add_generation_prompt and tools is None and _is_plain(checked):
+        framed = tokenizer.frame.around(checked[0].content, tokenizer.control_finder)
+        if framed is not None:
+            return _ids(tokenizer, framed)
+    return _ids(tokenizer, conversation_pieces(tokenizer, checked, add_generation_prompt, tools))
+
+
+def conversation_pieces(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[str | int]:
+    """The conversation as its template renders it: texts and control-token ids, in order."""
+    return _Rendering(tokenizer, chat_variables(messages, tools, add_generation_prompt, "", "", {})).pieces()
+
+
+def _is_plain(messages: Sequence[Message]) -> bool:
+    return len(messages) == 1 and messages[0] == Message("user", messages[0].content)
 
 
 def plain_prompt(messages: Sequence[Message], add_generation_prompt: bool = True) -> str:

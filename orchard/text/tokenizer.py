@@ -15,6 +15,7 @@ from typing import Any
 
 from orchard.core.errors import UsageError
 from orchard.text.control import ControlFinder
+from orchard.text.frames import Frame
 from orchard.text.loaded import Loaded, guarded
 from orchard.text.spelling import Spelling, spelling_of
 
@@ -33,6 +34,7 @@ class Tokenizer:
         self.eos_ids = loaded.eos_ids
         self.add_bos = loaded.add_bos
         self.chat_template = loaded.chat_template
+        self.frame: Frame | None = None  # known for a tokenizer that was packed; see orchard.text.frames
 
     @classmethod
     def from_file(

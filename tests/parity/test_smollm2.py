@@ -17,7 +17,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def ours(smollm2: Path) -> Model:
-    return orchard.load(smollm2)
+    return orchard.load(smollm2, dtype="float32")
 
 
 @pytest.fixture(scope="module")

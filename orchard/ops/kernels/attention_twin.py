@@ -127,18 +127,18 @@ def decode(store: Store) -> tuple[Tensor, Tensor]:
 
 
 def seen_by(queries: Tensor, seen: Seen, capacity: int) -> Tensor:
-    """Bool [T, capacity]: the rule of `Visible`, for queries at positions [T]. Causality and windows hold without `positions` too."""
+    """Bool [T, capacity]: the rule of `Visible`, for queries at positions [T]; it holds without `positions` too."""
     slots = torch.arange(capacity)
     positions = slots if seen.positions is None else seen.positions.long()
     valid = (slots >= seen.first) & (slots < seen.last) & (positions >= 0)
     nothing = torch.zeros(0)
-    view = KVView(nothing, nothing, positions[None, None], valid[None, None], window=seen.keep or None, sinks=seen.sinks)
+    view = KVView(
+        nothing, nothing, positions[None, None], valid[None, None], window=seen.keep or None, sinks=seen.sinks
+    )
     return visible(queries[None], view, seen.window or None)[0, 0]
 
 
-def part(
-    store: Store, head: int, q: Tensor, scale: float, softcap: float, seen: Seen
-) -> tuple[Tensor, Tensor, Tensor]:
+def part(store: Store, head: int, q: Tensor, scale: float, softcap: float, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
     """(out [count, dim], most [count], total [count]) of one query per head, q [count, dim], in double precision."""
     shown = seen_by(torch.tensor([seen.query]), seen, store.capacity)[0]
     k, v = (x[head, shown].double() for x in decode(store))
@@ -146,7 +146,11 @@ def part(
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     if not shown.any():
-        return torch.zeros(q.shape, dtype=torch.double), scores.new_full((len(q),), -torch.inf), scores.new_zeros(len(q))
+        return (
+            torch.zeros(q.shape, dtype=torch.double),
+            scores.new_full((len(q),), -torch.inf),
+            scores.new_zeros(len(q)),
+        )
     most = scores.amax(-1)
     weights = torch.exp(scores - most[:, None])
     return weights @ v, most, weights.sum(-1)
@@ -161,7 +165,7 @@ def merge(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, T
 
 
 def many(store: Store, head: int, q: Tensor, scale: float, softcap: float, seen: Seen) -> Tensor:
-    """Normalised attention [T, count, dim] of queries q [T, count, dim] at positions seen.query and up; zeros where nothing is seen."""
+    """Normalised attention [T, count, dim] of queries q [T, count, dim] at positions seen.query and up, or zeros."""
     mask = seen_by(seen.query + torch.arange(len(q)), seen, store.capacity)
     shown = mask.any(0)
     mask = mask[:, shown]

@@ -42,8 +42,8 @@ struct ToBf16 {
 struct ToInt8 {
     float factor;
 
-    // Codes for x[0..n), and the scale that takes them back. Numbers that are not finite give a scale that is not finite either, so that
-    // they are not lost in silence.
+    // Codes for x[0..n), and the scale that takes them back. Numbers that are not finite give a scale that is none, so that they
+    // are not lost in silence.
     ToInt8(const float* x, int n, float* scale) {
         float most = 0;
         bool odd = false;

@@ -1,5 +1,5 @@
-// Attention of a run of queries by matrix tiles (AMX, bfloat16), for prefill. The layouts of a store are those of the tiles: a block of 16
-// keys is a stack of B tiles, 32 slots of values are a row of them.
+// Attention of a run of queries by matrix tiles (AMX, bfloat16), for prefill. The layouts of a store are those of the tiles: a block
+// of 16 keys is a stack of B tiles, 32 slots of values are a row of them.
 //
 // Query heads that share a key head are cut into tiles of 16 queries; two such tiles go through the slots together. Slots come in
 // groups of 32, up to ROUND groups in a round: scores by tiles, a softmax relative to the largest score so far, values by
@@ -24,8 +24,8 @@ constexpr int ROWS = 16;   // queries per tile
 constexpr int GROUP = 32;  // slots per group: two tiles of keys, one row of tiles of values
 constexpr int ROUND = 8;   // groups per round: scores and weights of a round stay in the nearest cache
 
-// g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a constant, which
-// cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
+// g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a constant,
+// which cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
 struct TileShapes {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -45,7 +45,7 @@ enum Sight { NOBODY, SOMEBODY, EVERYBODY };
 
 struct Scratch {
     uint16_t* q;     // [2 tiles][width / 32][16][32]
-    float* scores;   // [2 tiles][2 * ROUND][16][16]; then weights in the place of the first of each two tiles of scores: [16][32] bfloat16
+    float* scores;   // [2 tiles][2 * ROUND][16][16]; weights, [16][32] bfloat16, take the place of the first of each two tiles
     float* sums;     // [2 tiles][16][width]
     Group* groups;   // [capacity / 32]
     int32_t* slots;  // [capacity]: positions, for the way round
@@ -69,7 +69,7 @@ struct Scratch {
 
 size_t many_scratch_bytes(const Store& store, int count) {
     Scratch measured(store, nullptr);
-    return (size_t)measured.rest + 64 + attention_avx512.scratch_bytes(store, store.capacity, count) + (size_t)count * store.dim * 4;
+    return (size_t)measured.rest + 64 + attention_avx512.scratch_bytes(store, store.capacity, count);
 }
 
 // What is the same for all rows of a run.
@@ -198,7 +198,7 @@ void add_values(const Run& run, const int* groups, int n) {
 // Softmax. Scores are in units of log 2, so that a power of two is all it takes.
 
 // 2^x; 0 for -inf. `vscalef` takes 2 to the whole part of x (rounded down); the polynomials have the smallest relative error for
-// a fraction in 0 .. 1: 7e-05, which is far below what rounding to bfloat16 does, or 9e-08 for scores that have yet to be a power.
+// a fraction in 0 .. 1: 7e-5, which is far below what rounding to bfloat16 does, or 9e-8 for scores that have yet to be a power.
 template <bool EXACT>
 inline __m512 power_of_two(__m512 x) {
     __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), y;
@@ -344,7 +344,7 @@ bool all_finite(const Run& run) {
     return !odd;
 }
 
-// Query by query. The sums of a query go through a buffer: rows of `out` hold all heads side by side, `part` wants rows of heads.
+// Query by query, for what tiles cannot do.
 void one_by_one(const Run& run, int head) {
     const Scratch& scratch = run.scratch;
     if (!run.seen.positions)
@@ -354,15 +354,16 @@ void one_by_one(const Run& run, int head) {
     float most[MAX_GROUP], total[MAX_GROUP];
     for (int t = 0; t < run.T; t++, seen.query++) {
         float* out = run.out + (size_t)t * run.ldo;
-        attention_avx512.part(run.store, head, run.q + (size_t)t * run.ldq, run.store.dim, run.count, run.scale, run.softcap, seen, out,
-                                  run.store.dim, most, total, scratch.rest);
+        const float* q = run.q + (size_t)t * run.ldq;
+        attention_avx512.part(run.store, head, q, run.store.dim, run.count, run.scale, run.softcap, seen, out, run.store.dim, most,
+                              total, scratch.rest);
         for (int i = 0; i < run.count; i++)
             for (int c = 0; c < run.store.dim; c++) out[i * run.store.dim + c] /= total[i] != 0 ? total[i] : 1;
     }
 }
 
-void many(const Store& store, int head, const float* q, int ldq, int count, int T, float scale, float softcap, const Visible& seen,
-          float* out, int ldo, void* memory) {
+void many(const Store& store, int head, const float* q, int ldq, int count, int T, float scale, float softcap,
+          const Visible& seen, float* out, int ldo, void* memory) {
     const size_t at = head * store.head_bytes();
     const Run run = {store, store.k + at, store.v + at, q, ldq, count, T, scale, softcap, seen, out, ldo, Scratch(store, memory)};
     if (!all_finite(run)) return one_by_one(run, head);
@@ -373,12 +374,14 @@ void many(const Store& store, int head, const float* q, int ldq, int count, int 
     _tile_release();
 }
 
-void put(const Store& store, int head, int slot, const float* k, const float* v) { attention_avx512.put(store, head, slot, k, v); }
+void put(const Store& store, int head, int slot, const float* k, const float* v) {
+    attention_avx512.put(store, head, slot, k, v);
+}
 
 size_t scratch_bytes(const Store& store, int slots, int count) { return attention_avx512.scratch_bytes(store, slots, count); }
 
-void part(const Store& store, int head, const float* q, int ldq, int count, float scale, float softcap, const Visible& seen, float* out,
-          int ldo, float* most, float* total, void* scratch) {
+void part(const Store& store, int head, const float* q, int ldq, int count, float scale, float softcap, const Visible& seen,
+          float* out, int ldo, float* most, float* total, void* scratch) {
     attention_avx512.part(store, head, q, ldq, count, scale, softcap, seen, out, ldo, most, total, scratch);
 }
 

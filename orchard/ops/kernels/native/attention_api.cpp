@@ -52,8 +52,9 @@ EXPORT void orchard_attention_put(int level, const AttentionStore* store, int he
     orchard::attention_kernels(level)->put(store_of(store), head, slot, k, v);
 }
 
-EXPORT void orchard_attention_part(int level, const AttentionStore* store, int head, const float* q, int ldq, int count, float scale,
-                                   float softcap, const AttentionSeen* seen, float* out, int ldo, float* most, float* total) {
+EXPORT void orchard_attention_part(int level, const AttentionStore* store, int head, const float* q, int ldq, int count,
+                                   float scale, float softcap, const AttentionSeen* seen, float* out, int ldo, float* most,
+                                   float* total) {
     const AttentionKernels* kernels = orchard::attention_kernels(level);
     Store s = store_of(store);
     Visible visible = seen_of(seen);
@@ -63,8 +64,8 @@ EXPORT void orchard_attention_part(int level, const AttentionStore* store, int h
 }
 
 // Answers 0, and does nothing, where the level has no such kernel.
-EXPORT int orchard_attention_many(int level, const AttentionStore* store, int head, const float* q, int ldq, int count, int T, float scale,
-                                  float softcap, const AttentionSeen* seen, float* out, int ldo) {
+EXPORT int orchard_attention_many(int level, const AttentionStore* store, int head, const float* q, int ldq, int count, int T,
+                                  float scale, float softcap, const AttentionSeen* seen, float* out, int ldo) {
     const AttentionKernels* kernels = orchard::attention_kernels(level);
     Store s = store_of(store);
     if (!kernels->many || s.codec != orchard::Codec::BF16) return 0;

@@ -1,7 +1,7 @@
 // Attention for x86 processors with AVX-512 and VNNI.
 //
-// bfloat16 goes through plain fused multiply-adds after widening: the dot product instruction for bfloat16 (vdpbf16ps) takes as long as
-// four of them and would round queries and weights. 8-bit integers go through 16-bit dot products.
+// bfloat16 goes through plain fused multiply-adds after widening: the dot product instruction for bfloat16 (vdpbf16ps) takes as
+// long as four of them and would round queries and weights. 8-bit integers go through 16-bit dot products.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -125,7 +125,8 @@ struct Kernel<Avx512, ReadInt8<Avx512>> {
     }
 
     template <int R, int C, bool WHOLE>  // codes are numbers whatever they are, and what is not seen has a weight of 0
-    static void value_run(const uint8_t* v, int width, int column, const Run& run, const float* p, const float* factor, float* sums) {
+    static void value_run(const uint8_t* v, int width, int column, const Run& run, const float* p, const float* factor,
+                          float* sums) {
         __m512i sum[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) sum[r][c] = _mm512_setzero_si512();

@@ -1,11 +1,11 @@
 // Attention of single queries over a store, written once over a thin vector layer (portable, AVX2, NEON, AVX-512).
 //
 // A layer L gives a vector type F of L::W floats (a power of two up to 16) and a few operations on it; see
-// attention_portable.cpp for the list. Everything here is in an unnamed namespace: each file that includes it gets copies of its own,
-// compiled for its own instruction set, which the linker must never merge.
+// attention_portable.cpp for the list. Everything here is in an unnamed namespace: each file that includes it gets copies of its
+// own, compiled for its own instruction set, which the linker must never merge.
 //
-// Slots are taken SPAN at a time: scores of all heads, then a softmax relative to the largest score so far, then values. Each span of
-// keys and values is read from memory once for all heads; heads and columns go in blocks that fit the registers.
+// Slots are taken SPAN at a time: scores of all heads, then a softmax relative to the largest score so far, then values. Each span
+// of keys and values is read from memory once for all heads; heads and columns go in blocks that fit the registers.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -127,7 +127,9 @@ struct ReadBf16 {
     static void key_pair(const uint8_t* block, int pair, int slot, F& even, F& odd) {
         L::bf16_pairs(key_place(block, pair, slot), even, odd);
     }
-    static void value_pair(const uint8_t* row, int, int column, F& even, F& odd) { L::bf16_pairs(value_place(row, column), even, odd); }
+    static void value_pair(const uint8_t* row, int, int column, F& even, F& odd) {
+        L::bf16_pairs(value_place(row, column), even, odd);
+    }
 };
 
 template <class L>
@@ -141,7 +143,9 @@ struct ReadInt8 {
     static void key_pair(const uint8_t* block, int pair, int slot, F& even, F& odd) {
         L::int8_pairs(key_place(block, pair, slot), even, odd);
     }
-    static void value_pair(const uint8_t* row, int, int column, F& even, F& odd) { L::int8_pairs(value_place(row, column), even, odd); }
+    static void value_pair(const uint8_t* row, int, int column, F& even, F& odd) {
+        L::int8_pairs(value_place(row, column), even, odd);
+    }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ struct Kernel {
     template <int R>
     static void score_step(const uint8_t* keys, int width, const float* q, const float*, float* out) {
         constexpr int VECTORS = L::SCORE_SLOTS / L::W;
-        constexpr int SUMS = R * VECTORS * 2 <= L::REGISTERS ? 2 : 1;  // a sum for odd channels too, so that additions need not wait
+        constexpr int SUMS = R * VECTORS * 2 <= L::REGISTERS ? 2 : 1;  // one for odd channels too: additions need not wait
         for (int from = 0; from < STEP; from += L::SCORE_SLOTS) {
             F sum[R][VECTORS][SUMS];
             for (int r = 0; r < R; r++)
@@ -208,12 +212,14 @@ struct Kernel {
                 }
             }
             for (int r = 0; r < R; r++)
-                for (int i = 0; i < VECTORS; i++)
-                    L::store(out + r * SPAN + from + i * L::W, SUMS == 1 ? sum[r][i][0] : L::add(sum[r][i][0], sum[r][i][SUMS - 1]));
+                for (int i = 0; i < VECTORS; i++) {
+                    F all = SUMS == 1 ? sum[r][i][0] : L::add(sum[r][i][0], sum[r][i][SUMS - 1]);
+                    L::store(out + r * SPAN + from + i * L::W, all);
+                }
         }
     }
 
-    // sums[r * width + column ..] += p[r * SPAN + slot] * value, over pairs of slots and C vectors of columns. WHOLE: run.sees is 3.
+    // sums[r * width + column ..] += p[r * SPAN + slot] * value over pairs of slots and C vectors of columns. WHOLE: run.sees is 3.
     template <int R, int C, bool WHOLE>
     static void value_run(const uint8_t* v, int width, int column, const Run& run, const float* p, const float*, float* sums) {
         F sum[R][C];
@@ -369,10 +375,10 @@ void part_of(const Store& store, int head, const float* q, int ldq, int count, f
             if (mask.step[(from - base) / STEP] == NONE) continue;  // whatever lies in its scores is masked below
             by_heads<L>(count, Scores<L, Codec>{Codec::keys(k, width, from), width, from - base, scratch});
         }
-        const size_t scales = (size_t)head * store.capacity + base;
+        const size_t scales = Codec::SCALED ? (size_t)head * store.capacity + base : 0;
         for (int i = 0; i < count; i++) {
-            weigh<L, Codec>(scratch.scores + i * SPAN, end - base, mask, store.k_scale + (Codec::SCALED ? scales : 0),
-                            store.v_scale + (Codec::SCALED ? scales : 0), softcap, scratch.sums + i * width, width, most + i, total + i);
+            weigh<L, Codec>(scratch.scores + i * SPAN, end - base, mask, store.k_scale + scales, store.v_scale + scales, softcap,
+                            scratch.sums + i * width, width, most + i, total + i);
             Kernel<L, Codec>::prepare_weights(scratch.scores + i * SPAN, end - base, scratch.weight_factor + i);
         }
         by_heads<L>(count, Values<L, Codec>{Codec::values(v, width, base), width, mask.runs, scratch});

@@ -74,7 +74,8 @@ EXPORT void orchard_linear_row(int level, int kind, int group, int minimum, int 
 // Packs rows [0, T) of x in pieces of 32, makes the panel of blocks [first, last) and multiplies rows [row0, row1). y: as
 // in MatrixKernels::multiply. Answers 0, or -1 where there are no matrix units or no memory.
 EXPORT int orchard_matrix_multiply(int level, int kind, int group, int minimum, int rows, int cols, const uint8_t* data,
-                                   int first, int last, const float* x, int ldx, int T, int row0, int row1, float* y, int ldy, int add) {
+                                   int first, int last, const float* x, int ldx, int T, int row0, int row1, float* y, int ldy,
+                                   int add) {
     const MatrixKernels* const kernels = matrix_kernels(level);
     if (!kernels) return -1;
     const Weight w = weight_of(kind, group, minimum, rows, cols, data);

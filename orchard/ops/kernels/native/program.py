@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def _calls() -> ctypes.CDLL:
     found.orchard_cache_new.restype, found.orchard_cache_new.argtypes = handle, [handle, number, number, number]
     found.orchard_cache_delete.restype, found.orchard_cache_delete.argtypes = None, [handle]
     found.orchard_cache_release.restype, found.orchard_cache_release.argtypes = None, [handle, number]
-    run = [handle, handle, number, number, number, pointer, pointer, pointer, number, pointer, pointer]
+    run: list[Any] = [handle, handle, number, number, number, pointer, pointer, pointer, number, pointer, pointer]
     found.orchard_engine_run.restype, found.orchard_engine_run.argtypes = number, run
     found.orchard_engine_buffer.restype, found.orchard_engine_buffer.argtypes = handle, [handle, number]
     found.orchard_engine_timing.restype, found.orchard_engine_timing.argtypes = None, [handle, number, pointer]
