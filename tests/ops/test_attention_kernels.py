@@ -37,8 +37,7 @@ class NativeSeen(ctypes.Structure):
 
 def levels() -> list[int]:
     """Levels that differ on this machine, lowest first."""
-    found = library()
-    if found is None:
+    if (found := library()) is None:
         return []
     found.orchard_attention_name.restype = ctypes.c_char_p
     names = [found.orchard_attention_name(level) for level in range(4)]
@@ -51,18 +50,15 @@ each_many_level = pytest.mark.parametrize(
 )
 
 
-def aligned(like: Tensor) -> Tensor:
-    """A copy that begins at a multiple of 64 bytes, as stores do."""
-    raw = torch.zeros(like.numel() * like.element_size() + 64, dtype=torch.uint8)
-    start = -raw.data_ptr() % 64
-    room = raw[start : start + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
-    return room.copy_(like)
-
-
 def align(store: twin.Store) -> twin.Store:
-    store.k, store.v = aligned(store.k), aligned(store.v)
-    store.k_scale, store.v_scale = store.k_scale.contiguous(), store.v_scale.contiguous()
-    return store
+    """The same with keys and values at multiples of 64 bytes, as the kernels want them."""
+
+    def moved(x: Tensor) -> Tensor:
+        raw = torch.zeros(x.numel() * x.element_size() + 64, dtype=torch.uint8)
+        start = -raw.data_ptr() % 64
+        return raw[start : start + x.numel() * x.element_size()].view(x.dtype).view(x.shape).copy_(x)
+
+    return replace(store, k=moved(store.k), v=moved(store.v))
 
 
 def native_store(store: twin.Store) -> NativeStore:
@@ -86,10 +82,6 @@ def call(name: str, *arguments: int | float | Tensor | ctypes.Structure) -> int:
         return ctypes.c_float(x) if isinstance(x, float) else x
 
     return getattr(library(), f"orchard_attention_{name}")(*map(native, arguments))
-
-
-def put(level: int, store: twin.Store, head: int, slot: int, k: Tensor, v: Tensor) -> None:
-    call("put", level, native_store(store), head, slot, k, v)
 
 
 def part(
@@ -124,14 +116,12 @@ MANY_BOUND = 1e-2
 
 
 def largest_value(store: twin.Store) -> float:
-    v = twin.decode(store)[1]
-    return float(v[v.isfinite()].abs().max())
+    return float(twin.decode(store)[1].abs().max())
 
 
 def check_part(level: int, store: twin.Store, head: int, q: Tensor, softcap: float, seen: twin.Seen) -> None:
-    scale = q.shape[1] ** -0.5
-    wanted = twin.part(store, head, q, scale, softcap, seen)
-    check_against(wanted, part(level, store, head, q, scale, softcap, seen), store)
+    arguments = store, head, q, q.shape[1] ** -0.5, softcap, seen
+    check_against(twin.part(*arguments), part(level, *arguments), store)
 
 
 def check_against(
@@ -141,8 +131,6 @@ def check_against(
     dark = w_total == 0
     assert (most[dark] == -torch.inf).all() and (total[dark] == 0).all() and (out[dark] == 0).all()
     assert out.isfinite().all() and total.isfinite().all() and most[~dark].isfinite().all()
-    if dark.all():
-        return
     slack = PART_BOUND[store.codec]
     torch.testing.assert_close(most[~dark], w_most[~dark], rtol=slack, atol=slack)
     # `total` and `out` are relative to `most`, which may differ a little: compare what does not depend on it.
@@ -153,8 +141,7 @@ def check_against(
 
 
 def filled(codec: str, heads: int, dim: int, capacity: int, slots: int, seed: int) -> twin.Store:
-    random = torch.Generator().manual_seed(seed)
-    k, v = torch.randn(2, heads, slots, dim, generator=random)
+    k, v = torch.randn(2, heads, slots, dim, generator=torch.Generator().manual_seed(seed))
     return align(twin.encode(codec, capacity, k, v * 3))
 
 
@@ -181,12 +168,11 @@ stores = st.builds(
 def test_put_writes_what_the_twin_writes(level: int, codec: str, dim: int, slot: int, seed: int) -> None:
     ours, twins = align(twin.empty(codec, 3, dim, 64)), twin.empty(codec, 3, dim, 64)
     k, v = torch.randn(2, dim, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9 - 4)
-    if seed % 5 == 0:
-        v.zero_()
-    put(level, ours, 1, slot, k, v)
+    v *= seed % 5 != 0
+    call("put", level, native_store(ours), 1, slot, k, v)
     twin.put(twins, 1, slot, k, v)
-    for a, b in ((ours.k, twins.k), (ours.v, twins.v), (ours.k_scale, twins.k_scale), (ours.v_scale, twins.v_scale)):
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    for name in ("k", "v", "k_scale", "v_scale"):
+        assert torch.equal(*(getattr(store, name).view(torch.uint8) for store in (ours, twins)))
 
 
 @each_level
@@ -194,11 +180,11 @@ def test_put_does_not_lose_what_is_no_number(level: int) -> None:
     """A NaN with all its bits low would round to infinity or zero; codes of 8 bits have no NaN, so their scale is one."""
     k = torch.tensor([0x7F800001, -0x00000001, 0x7F800000, 0x3F808000], dtype=torch.int32).view(torch.float32)
     store = align(twin.empty("bf16", 1, 4, 32))
-    put(level, store, 0, 5, k, k)
+    call("put", level, native_store(store), 0, 5, k, k)
     for x in twin.decode(store):
         assert x[0, 5, :2].isnan().all() and x[0, 5, 2:].tolist() == [math.inf, 1.0]
     store = align(twin.empty("int8", 1, 4, 32))
-    put(level, store, 0, 5, k, torch.tensor([1.0, 2.0, math.inf, 0.0]))
+    call("put", level, native_store(store), 0, 5, k, torch.tensor([1.0, 2.0, math.inf, 0.0]))
     assert all(x[0, 5].isnan().all() for x in twin.decode(store))
 
 
@@ -209,31 +195,21 @@ def test_the_twin_reads_what_it_writes(codec: str) -> None:
     for head in range(2):
         for slot in range(40):
             twin.put(single, head, slot, k[head, slot], v[head, slot])
-    assert torch.equal(whole.k, single.k) and torch.equal(whole.v, single.v)
-    assert torch.equal(whole.k_scale, single.k_scale) and torch.equal(whole.v_scale, single.v_scale)
+    assert all(torch.equal(getattr(whole, name), getattr(single, name)) for name in ("k", "v", "k_scale", "v_scale"))
     rk, rv = twin.decode(whole)
     slack = {"f32": 0.0, "bf16": 2**-8, "int8": 1 / 127}[codec]
-    torch.testing.assert_close(rk[:, :40], k, rtol=slack, atol=slack * 2)
-    torch.testing.assert_close(rv[:, :40], v, rtol=slack, atol=slack * 2)
+    torch.testing.assert_close((rk[:, :40], rv[:, :40]), (k, v), rtol=slack, atol=slack * 2)
     assert not rk[:, 40:].any() and not rv[:, 40:].any()
 
 
 @each_level
-@given(store=stores, count=st.integers(1, 9), softcap=st.sampled_from((0.0, 0.0, 2.5, 30.0)), data=st.data())
+@given(store=stores, count=st.integers(1, 16), softcap=st.sampled_from((0.0, 0.0, 2.5, 30.0)), data=st.data())
 def test_part_over_a_plain_range(
     level: int, store: twin.Store, count: int, softcap: float, data: st.DataObject
 ) -> None:
     first = data.draw(st.integers(0, store.capacity - 1))
     last = data.draw(st.integers(first, store.capacity))
     check_part(level, store, 1, queries(count, count, store.dim), softcap, twin.Seen(first, last, max(last - 1, 0)))
-
-
-@each_level
-@pytest.mark.parametrize("count", [10, 16])
-def test_part_of_many_heads(level: int, count: int) -> None:
-    for codec in twin.CODECS:
-        store = filled(codec, 1, 64, 96, 96, count)
-        check_part(level, store, 0, queries(3, count, 64), 0.0, twin.Seen(5, 91, 90))
 
 
 @each_level
@@ -270,8 +246,7 @@ def test_part_over_a_ring(
 def ring(capacity: int, written: int, sinks: int) -> Tensor:
     positions = torch.full((capacity,), -1, dtype=torch.int32)
     for position in range(written):
-        turn = position if position < capacity else sinks + (position - sinks) % (capacity - sinks)
-        positions[turn] = position
+        positions[position if position < capacity else sinks + (position - sinks) % (capacity - sinks)] = position
     return positions
 
 
@@ -340,8 +315,8 @@ def test_what_is_masked_does_not_leak(
 def test_large_scores_do_not_overflow(level: int, codec: str) -> None:
     store = filled(codec, 1, 64, 320, 320, 0)
     q = queries(0, 3, 64) * 100
-    out, most, total = part(level, store, 0, q, 1.0, 0.0, twin.Seen(0, 320, 319))
-    wanted = twin.part(store, 0, q, 1.0, 0.0, twin.Seen(0, 320, 319))
+    arguments = store, 0, q, 1.0, 0.0, twin.Seen(0, 320, 319)
+    (out, most, total), wanted = part(level, *arguments), twin.part(*arguments)
     assert out.isfinite().all() and (total >= 0.99).all()
     torch.testing.assert_close(most, wanted[1], rtol=PART_BOUND[codec], atol=0)
 

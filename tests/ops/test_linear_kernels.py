@@ -72,18 +72,18 @@ def packed_matrix(random: np.random.Generator, kind: str, rows: int, cols: int, 
     return Packed(kind, rows, cols, group, minimum, data)
 
 
-def quantised_rows(level: int, x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantised_rows(level: int, x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     assert ENGINE is not None
     rows, cols = x.shape
     groups = -(-cols // group)
     q = aligned((rows, -(-groups * group // 64) * 64), np.int8)
-    q[:] = 99
+    low = aligned(q.shape, np.int8)
+    q[:] = low[:] = 99
     scale, sums = np.full((rows, groups), PAST, np.float32), np.full((rows, groups), PAST, np.float32)
     for t in range(rows):
-        ENGINE.orchard_linear_quantise(
-            level, pointer(x[t]), cols, groups * group, group, pointer(q[t]), pointer(scale[t]), pointer(sums[t])
-        )
-    return q, scale, sums
+        outputs = [pointer(array[t]) for array in (q, low, scale, sums)]
+        ENGINE.orchard_linear_quantise(level, pointer(x[t]), cols, groups * group, group, *outputs)
+    return q, low, scale, sums
 
 
 def close(found: np.ndarray, wanted: torch.Tensor, magnitude: torch.Tensor, bound: float) -> None:
@@ -126,12 +126,13 @@ def test_quantise(level: int, seed: int, cols: int, group: int, size: float) -> 
     x = (random.normal(size=(2, cols)) * size).astype(np.float32)
     x[1, : cols // 2] = 0
     if cols > 4:  # exact halves: rounded to even
-        x[1, :5] = [127, 0.5, 1.5, -2.5, -126.5]
-    q, scale, sums = quantised_rows(level, x, group)
+        x[1, :5] = [127 * 254, 0.5, 1.5, -2.5, 127]
+    q, low, scale, sums = quantised_rows(level, x, group)
     twin = linear_twin.quantise(torch.from_numpy(x), group)
     padded = twin.q.shape[1]
     assert np.array_equal(q[:, :padded], twin.q.numpy())
-    assert (q[:, padded:] == 99).all()
+    assert np.array_equal(low[:, :padded], twin.low.numpy())
+    assert (q[:, padded:] == 99).all() and (low[:, padded:] == 99).all()
     assert np.array_equal(scale, twin.scale.numpy())
     assert np.array_equal(sums, twin.sum.numpy())
 
@@ -142,11 +143,11 @@ def test_what_is_not_finite_shows(level: int, fault: float) -> None:
     assert ENGINE is not None
     x = np.ones((1, 100), np.float32)
     x[0, 70] = fault
-    q, scale, sums = quantised_rows(level, x, 32)
+    q, low, scale, sums = quantised_rows(level, x, 32)
     assert np.isfinite(scale).tolist() == [[True, True, False, True]] == np.isfinite(sums).tolist()
     weight = packed_matrix(np.random.default_rng(0), "q4", 40, 100, 32, False)
     y = np.zeros((1, 40), np.float32)
-    rows = [pointer(q), pointer(scale), pointer(sums), q.shape[1], scale.shape[1]]
+    rows = [pointer(q), pointer(low), pointer(scale), pointer(sums), q.shape[1], scale.shape[1]]
     ENGINE.orchard_linear_q(level, *weight.arguments, 0, 2, *rows, 1, pointer(y), 40, 0)
     assert np.isnan(y).all()
 
@@ -174,9 +175,9 @@ def test_linear_q(
     last = data.draw(st.integers(first, -(-rows // 32)))
     x = random.normal(size=(T, cols)).astype(np.float32)
     x[:, 0] = 5 * np.sign(x[:, 0])
-    q, scale, sums = quantised_rows(level, x, group)
+    q, low, scale, sums = quantised_rows(level, x, group)
     y = np.full((T, rows + 3), PAST, np.float32)
-    pointers = [pointer(q), pointer(scale), pointer(sums), q.shape[1], scale.shape[1]]
+    pointers = [pointer(q), pointer(low), pointer(scale), pointer(sums), q.shape[1], scale.shape[1]]
     ENGINE.orchard_linear_q(level, *weight.arguments, first, last, *pointers, T, pointer(y), rows + 3, int(add))
     twin = linear_twin.quantise(torch.from_numpy(x), group)
     here = slice(first * 32, min(last * 32, rows))

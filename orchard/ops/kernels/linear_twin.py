@@ -11,11 +11,17 @@ from dataclasses import dataclass
 import torch
 
 
+BASE = 254
+"""What the high digit of an activation counts for."""
+
+
 @dataclass(frozen=True)
 class Quantised:
-    """Rows as 8-bit integers with a scale per group: x ≈ scale · q; `sum` is scale · (q added up over the group)."""
+    """Rows as two 8-bit digits with a scale per group: x ≈ scale · (BASE · q + low); `sum` is the group's x added up."""
 
     q: torch.Tensor
+    """int8 [rows, padded columns]."""
+    low: torch.Tensor
     """int8 [rows, padded columns]."""
     scale: torch.Tensor
     """float32 [rows, groups]."""
@@ -25,20 +31,23 @@ class Quantised:
     def values(self) -> torch.Tensor:
         """float64 [rows, padded columns]."""
         rows, groups = self.scale.shape
-        return (self.q.double().view(rows, groups, -1) * self.scale.double()[..., None]).view(rows, -1)
+        whole = BASE * self.q.double() + self.low.double()
+        return (whole.view(rows, groups, -1) * self.scale.double()[..., None]).view(rows, -1)
 
 
 def quantise(x: torch.Tensor, group: int) -> Quantised:
-    """float32 [rows, columns] → 8-bit rows. A group of zeros has scale 0; one with anything that is not finite, not-a-number."""
+    """float32 [rows, columns] → digits. A group of zeros has scale 0; one with anything that is not finite, not-a-number."""
     rows, cols = x.shape
     padded = torch.nn.functional.pad(x.float(), (0, -cols % group)).view(rows, -1, group)
     most = padded.abs().amax(-1)
     finite = padded.isfinite().all(-1)
-    live = finite & (most >= 1e-36)
-    inverse = torch.where(live, 127 / torch.where(live, most, 1.0), 0.0)
-    q = torch.where(live[..., None], (padded * inverse[..., None]).round(), 0.0)
-    scale = torch.where(live, most / 127, torch.where(finite, 0.0, torch.nan))
-    return Quantised(q.to(torch.int8).view(rows, -1), scale, scale * q.sum(-1))
+    live = finite & (most >= 1e-33)
+    inverse = torch.where(live, torch.full_like(most, 127 * BASE) / torch.where(live, most, 1.0), 0.0)
+    value = torch.where(live[..., None], padded * inverse[..., None], 0.0)
+    whole, high = value.round(), (value * torch.tensor(1 / BASE)).round()
+    scale = torch.where(live, most / (127 * BASE), torch.where(finite, 0.0, torch.nan))
+    digits = [part.to(torch.int8).view(rows, -1) for part in (high, whole - BASE * high)]
+    return Quantised(digits[0], digits[1], scale, scale * whole.sum(-1))
 
 
 def linear_q(x: Quantised, weight: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-// Attention of a run of queries by matrix tiles (AMX, bfloat16), for prefill. The layouts of a store are those of the tiles: a block
-// of 16 keys is a stack of B tiles, 32 slots of values are a row of them.
+// Attention of a run of queries by matrix tiles (AMX, bfloat16), for prefill. The layouts of a store are those of the tiles:
+// a block of 16 keys is a stack of B tiles, 32 slots of values are a row of them.
 //
 // Query heads that share a key head are cut into tiles of 16 queries; two such tiles go through the slots together. Slots come in
 // groups of 32, up to ROUND groups in a round: scores by tiles, a softmax relative to the largest score so far, values by
@@ -24,8 +24,8 @@ constexpr int ROWS = 16;   // queries per tile
 constexpr int GROUP = 32;  // slots per group: two tiles of keys, one row of tiles of values
 constexpr int ROUND = 8;   // groups per round: scores and weights of a round stay in the nearest cache
 
-// g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a constant,
-// which cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
+// g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a
+// constant, which cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
 struct TileShapes {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -355,8 +355,8 @@ void one_by_one(const Run& run, int head) {
     for (int t = 0; t < run.T; t++, seen.query++) {
         float* out = run.out + (size_t)t * run.ldo;
         const float* q = run.q + (size_t)t * run.ldq;
-        attention_avx512.part(run.store, head, q, run.store.dim, run.count, run.scale, run.softcap, seen, out, run.store.dim, most,
-                              total, scratch.rest);
+        attention_avx512.part(run.store, head, q, run.store.dim, run.count, run.scale, run.softcap, seen, out, run.store.dim,
+                              most, total, scratch.rest);
         for (int i = 0; i < run.count; i++)
             for (int c = 0; c < run.store.dim; c++) out[i * run.store.dim + c] /= total[i] != 0 ? total[i] : 1;
     }

@@ -4,8 +4,8 @@
 // attention_portable.cpp for the list. Everything here is in an unnamed namespace: each file that includes it gets copies of its
 // own, compiled for its own instruction set, which the linker must never merge.
 //
-// Slots are taken SPAN at a time: scores of all heads, then a softmax relative to the largest score so far, then values. Each span
-// of keys and values is read from memory once for all heads; heads and columns go in blocks that fit the registers.
+// Slots are taken SPAN at a time: scores of all heads, then a softmax relative to the largest score so far, then values. Each
+// span of keys and values is read from memory once for all heads; heads and columns go in blocks that fit the registers.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -24,7 +24,6 @@ constexpr int BLOCK = 16;  // slots that lie side by side in a block of keys
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
 inline int larger(int a, int b) { return a > b ? a : b; }
-inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which slots are seen.
@@ -219,7 +218,7 @@ struct Kernel {
         }
     }
 
-    // sums[r * width + column ..] += p[r * SPAN + slot] * value over pairs of slots and C vectors of columns. WHOLE: run.sees is 3.
+    // sums[r * width + column ..] += p[r * SPAN + slot] * value, over pairs and C vectors of columns. WHOLE: run.sees is 3.
     template <int R, int C, bool WHOLE>
     static void value_run(const uint8_t* v, int width, int column, const Run& run, const float* p, const float*, float* sums) {
         F sum[R][C];
@@ -346,7 +345,7 @@ struct Values {
     void run(int first) const {
         const float *p = scratch.scores + first * SPAN, *factor = scratch.weight_factor + first;
         for (int i = 0; i < runs.count; i++) {
-            auto* columns = runs.run[i].sees == 3 ? value_columns<L, Codec, R, true> : value_columns<L, Codec, R, false>;
+            auto columns = runs.run[i].sees == 3 ? value_columns<L, Codec, R, true> : value_columns<L, Codec, R, false>;
             columns(values, width, runs.run[i], p, factor, scratch.sums + first * width);
         }
     }
@@ -369,7 +368,7 @@ void part_of(const Store& store, int head, const float* q, int ldq, int count, f
     }
     Mask mask;
     for (int base = seen.first / STEP * STEP; base < seen.last; base += SPAN) {
-        const int end = smaller(base + SPAN, round_up(seen.last, STEP));
+        const int end = smaller(base + SPAN, (seen.last + STEP - 1) / STEP * STEP);
         if (!mask.look(seen, base, end)) continue;
         for (int from = base; from < end; from += STEP) {
             if (mask.step[(from - base) / STEP] == NONE) continue;  // whatever lies in its scores is masked below

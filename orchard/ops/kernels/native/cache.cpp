@@ -17,6 +17,9 @@ Block::Block(size_t bytes) : bytes_((bytes + 4095) / 4096 * 4096) {
         throw std::bad_alloc();
     }
     data_ = static_cast<uint8_t*>(data);
+#if defined(MADV_HUGEPAGE)
+    if (bytes_ >= (4u << 20)) madvise(data_, bytes_, MADV_HUGEPAGE);
+#endif
 }
 
 Block::~Block() {

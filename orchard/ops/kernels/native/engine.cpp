@@ -36,7 +36,7 @@ void Engine::reserve(int rows) {
         cosines_[number].reserve((size_t)rows * plan_.rotaries[number].half * 4);
         sines_[number].reserve((size_t)rows * plan_.rotaries[number].half * 4);
     }
-    const size_t plain_row = widest * 5 + widest / 32 * 8;  // float32, 8-bit codes, scales and sums
+    const size_t plain_row = widest * 6 + widest / 32 * 8;  // float32, two digits, scales and sums
     size_t shared = rows * plain_row;
     if (matrix_) {  // then only calls of fewer than MATRIX_ROWS rows go the plain way
         size_t packed = matrix_->packed_bytes(rows, (int)widest);
@@ -60,7 +60,7 @@ void Engine::reserve(int rows) {
     expert_.reserve(expert);
     for (Scratch& scratch : scratch_) {
         scratch.x.reserve((size_t)32 * widest * 4);
-        scratch.quant.reserve((size_t)SMALL * (widest + 8 * (widest / 32)));
+        scratch.quant.reserve((size_t)SMALL * (2 * widest + 8 * (widest / 32)));
         scratch.query.reserve(most_query + 64);
     }
     if (done_.size() < SMALL * most_heads) done_ = std::vector<std::atomic<int>>(SMALL * most_heads);

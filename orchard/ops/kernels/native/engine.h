@@ -116,7 +116,7 @@ class Cache {
     std::vector<Block> memory_;  // one per sequence
 };
 
-constexpr int PART = 256;  // slots of one part of attention: fixed, so that results do not depend on who computes what
+constexpr int PART = 1024;  // slots of one part of attention: fixed, so that results do not depend on who computes what
 
 struct Rows {  // the tokens of a call; after Narrow, those whose scores are wanted
     int count = 0;

@@ -50,14 +50,15 @@ EXPORT int64_t orchard_linear_bytes(int kind, int group, int minimum, int rows, 
     return (int64_t)weight_of(kind, group, minimum, rows, cols, nullptr).bytes();
 }
 
-EXPORT void orchard_linear_quantise(int level, const float* x, int cols, int padded, int group, int8_t* q, float* scale,
-                                    float* sum) {
-    linear_kernels(level)->quantise(x, cols, padded, group, q, scale, sum);
+EXPORT void orchard_linear_quantise(int level, const float* x, int cols, int padded, int group, int8_t* q, int8_t* low,
+                                    float* scale, float* sum) {
+    linear_kernels(level)->quantise(x, cols, padded, group, q, low, scale, sum);
 }
 
 EXPORT void orchard_linear_q(int level, int kind, int group, int minimum, int rows, int cols, const uint8_t* data, int first,
-                             int last, int8_t* q, float* scale, float* sum, int ldq, int ldg, int T, float* y, int ldy, int add) {
-    const QuantRows x{q, scale, sum, ldq, ldg};
+                             int last, int8_t* q, int8_t* low, float* scale, float* sum, int ldq, int ldg, int T, float* y,
+                             int ldy, int add) {
+    const QuantRows x{q, low, scale, sum, ldq, ldg};
     linear_kernels(level)->linear_q(weight_of(kind, group, minimum, rows, cols, data), first, last, x, T, y, ldy, add != 0);
 }
 

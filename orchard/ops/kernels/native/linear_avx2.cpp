@@ -32,6 +32,7 @@ struct Avx2 {
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
         _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
     }
+    static Ints less(Ints a, Ints b, int factor) { return _mm256_sub_epi32(a, _mm256_mullo_epi32(b, _mm256_set1_epi32(factor))); }
     static int32_t total(Ints a) {
         __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
         sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));

@@ -35,7 +35,9 @@ inline void store_rows(float* y, __m512 sums, int rows, bool add) {
     _mm512_mask_storeu_ps(y, real, sums);
 }
 
-void quantise(const float* x, int cols, int padded, int group, int8_t* q, float* scale, float* sum) {
+void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum) {
+    const __m512 one_of_base = _mm512_set1_ps(1.0f / BASE);
+    const __m512i base = _mm512_set1_epi32(BASE);
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     for (int g = 0; g * group < padded; ++g) {
         const float* from = x + g * group;
@@ -53,27 +55,31 @@ void quantise(const float* x, int cols, int padded, int group, int8_t* q, float*
             const __mmask16 real =
                 count - i >= 16 ? (__mmask16)0xffff : count > i ? (__mmask16)((1u << (count - i)) - 1) : (__mmask16)0;
             // With an inverse of zero, infinity times zero becomes the smallest integer, whose low byte is 0.
-            const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(real, from + i), inverse));
-            total = _mm512_add_epi32(total, code);
-            _mm_storeu_si128((__m128i*)(q + g * group + i), _mm512_cvtepi32_epi8(code));
+            const __m512 value = _mm512_mul_ps(_mm512_maskz_loadu_ps(real, from + i), inverse);
+            const __m512i whole = _mm512_cvtps_epi32(value), high = _mm512_cvtps_epi32(_mm512_mul_ps(value, one_of_base));
+            total = _mm512_add_epi32(total, whole);
+            const __m512i rest = _mm512_sub_epi32(whole, _mm512_mullo_epi32(high, base));
+            _mm_storeu_si128((__m128i*)(q + g * group + i), _mm512_cvtepi32_epi8(high));
+            _mm_storeu_si128((__m128i*)(low + g * group + i), _mm512_cvtepi32_epi8(rest));
         }
         scale[g] = found.scale;
         sum[g] = found.scale * (float)_mm512_reduce_add_epi32(total);
     }
 }
 
-// The integer dot products of one group: `dots[t][h]` for T rows of activations and HALVES halves, the first of which is `half`.
-template <int BITS, int T, int HALVES>
-inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t* const (&x)[T], const uint8_t* ahead,
-                       __m512i (&dots)[T][HALVES]) {
+// The integer dot products of one group: `dots[d][h]` for D rows of digits and HALVES halves, the first of which is `half`.
+template <int BITS, int D, int HALVES>
+inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t* const (&x)[D], const uint8_t* ahead,
+                       __m512i (&dots)[D][HALVES]) {
     constexpr int PARTS = 8 / BITS;  // codes in a byte
     const __m512i mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
-    if constexpr (T == 1) {
+    if constexpr (D == 2) {  // one row of activations
         // Codes stay where they are in their bytes, so each is 1, 2^BITS, ... times too large; that is put right once a group.
         constexpr int CHAINS = BITS == 8 ? 2 : PARTS;
-        __m512i chain[CHAINS][HALVES];
+        __m512i chain[CHAINS][D][HALVES];
         for (int j = 0; j < CHAINS; ++j)
-            for (int h = 0; h < HALVES; ++h) chain[j][h] = _mm512_setzero_si512();
+            for (int d = 0; d < D; ++d)
+                for (int h = 0; h < HALVES; ++h) chain[j][d][h] = _mm512_setzero_si512();
 #pragma GCC unroll 16
         for (int c = 0; c < chunks; ++c) {
             __m512i word[HALVES];
@@ -83,22 +89,27 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
             }
 #pragma GCC unroll 4
             for (int j = 0; j < PARTS; ++j) {
-                const __m512i some = four_bytes_everywhere(x[0] + (c * PARTS + j) * 4);
+                const __m512i high = four_bytes_everywhere(x[0] + (c * PARTS + j) * 4);
+                const __m512i low = four_bytes_everywhere(x[1] + (c * PARTS + j) * 4);
                 const int k = BITS == 8 ? c % 2 : j;
                 for (int h = 0; h < HALVES; ++h) {
                     const __m512i code = BITS == 8 ? word[h] : _mm512_and_si512(word[h], _mm512_slli_epi16(mask, j * BITS));
-                    chain[k][h] = _mm512_dpbusd_epi32(chain[k][h], code, some);
+                    chain[k][0][h] = _mm512_dpbusd_epi32(chain[k][0][h], code, high);
+                    chain[k][1][h] = _mm512_dpbusd_epi32(chain[k][1][h], code, low);
                 }
             }
         }
-        for (int h = 0; h < HALVES; ++h) {
-            dots[0][h] = chain[0][h];
-            for (int j = 1; j < CHAINS; ++j)
-                dots[0][h] = _mm512_add_epi32(dots[0][h], BITS == 8 ? chain[j][h] : _mm512_srai_epi32(chain[j][h], j * BITS));
-        }
+        for (int d = 0; d < D; ++d)
+            for (int h = 0; h < HALVES; ++h) {
+                dots[d][h] = chain[0][d][h];
+                for (int j = 1; j < CHAINS; ++j) {
+                    const __m512i part = BITS == 8 ? chain[j][d][h] : _mm512_srai_epi32(chain[j][d][h], j * BITS);
+                    dots[d][h] = _mm512_add_epi32(dots[d][h], part);
+                }
+            }
     } else {
-        for (int t = 0; t < T; ++t)
-            for (int h = 0; h < HALVES; ++h) dots[t][h] = _mm512_setzero_si512();
+        for (int d = 0; d < D; ++d)
+            for (int h = 0; h < HALVES; ++h) dots[d][h] = _mm512_setzero_si512();
 #pragma GCC unroll 4
         for (int c = 0; c < chunks; ++c) {
             __m512i word[HALVES];
@@ -109,10 +120,10 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
                 __m512i code[HALVES];
                 for (int h = 0; h < HALVES; ++h)
                     code[h] = BITS == 8 ? word[h] : _mm512_and_si512(_mm512_srli_epi16(word[h], j * BITS), mask);
-#pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) {
-                    const __m512i some = four_bytes_everywhere(x[t] + (c * PARTS + j) * 4);
-                    for (int h = 0; h < HALVES; ++h) dots[t][h] = _mm512_dpbusd_epi32(dots[t][h], code[h], some);
+#pragma GCC unroll 16
+                for (int d = 0; d < D; ++d) {
+                    const __m512i some = four_bytes_everywhere(x[d] + (c * PARTS + j) * 4);
+                    for (int h = 0; h < HALVES; ++h) dots[d][h] = _mm512_dpbusd_epi32(dots[d][h], code[h], some);
                 }
             }
         }
@@ -142,10 +153,13 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
                 const uint8_t* const ahead = at + distance + group_bytes <= end ? at + distance : at;
                 prefetch<HALVES == 2>(ahead);
                 if (MINIMUM) prefetch<HALVES == 2>(ahead + 64);
-                const int8_t* rows[T];
-                for (int t = 0; t < T; ++t) rows[t] = x.q + (size_t)t * x.ldq + g * group;
-                __m512i dots[T][HALVES];
-                group_dots<BITS, T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, dots);
+                const int8_t* rows[2 * T];
+                for (int t = 0; t < T; ++t) {
+                    rows[2 * t] = x.q + (size_t)t * x.ldq + g * group;
+                    rows[2 * t + 1] = x.low + (size_t)t * x.ldq + g * group;
+                }
+                __m512i dots[2 * T][HALVES];
+                group_dots<BITS, 2 * T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, dots);
                 __m512 scale[HALVES], minimum[HALVES];
                 for (int h = 0; h < HALVES; ++h) {
                     scale[h] = halves_to_floats(at + (half + h) * 32);
@@ -156,7 +170,8 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
                     const __m512 x_scale = _mm512_set1_ps(x.scale[t * x.ldg + g]), x_sum = _mm512_set1_ps(x.sum[t * x.ldg + g]);
                     const __m512 shift = _mm512_mul_ps(x_sum, _mm512_set1_ps(zero));
                     for (int h = 0; h < HALVES; ++h) {
-                        const __m512 dot = _mm512_cvtepi32_ps(dots[t][h]);
+                        const __m512 high = _mm512_cvtepi32_ps(dots[2 * t][h]), low = _mm512_cvtepi32_ps(dots[2 * t + 1][h]);
+                        const __m512 dot = _mm512_fmadd_ps(high, _mm512_set1_ps(BASE), low);
                         const __m512 part = MINIMUM ? _mm512_mul_ps(dot, x_scale) : _mm512_fmsub_ps(dot, x_scale, shift);
                         sums[t][h] = _mm512_fmadd_ps(part, scale[h], sums[t][h]);
                         if (MINIMUM) sums[t][h] = _mm512_fmadd_ps(minimum[h], x_sum, sums[t][h]);

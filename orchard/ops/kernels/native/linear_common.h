@@ -55,8 +55,8 @@ struct GroupScale {
 inline GroupScale scale_of(uint32_t most_bits) {
     const float most = float_of_bits(most_bits);
     if (!(most <= FLT_MAX)) return {NAN, 0.0f};
-    if (most < 1e-36f) return {0.0f, 0.0f};  // 127 / most would be infinite
-    return {most / 127.0f, 127.0f / most};
+    if (most < 1e-33f) return {0.0f, 0.0f};  // the inverse would be infinite
+    return {most / (127.0f * BASE), 127.0f * BASE / most};
 }
 
 // One row as float32. scale * (code - zero) is exact (11 + 8 bits), so compilers may fuse it with the addition or not.

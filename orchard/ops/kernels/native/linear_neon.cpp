@@ -35,6 +35,7 @@ struct Neon {
         const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
         std::memcpy(to, &four, 4);
     }
+    static Ints less(Ints a, Ints b, int factor) { return vmlsq_n_s32(a, b, factor); }
     static int32_t total(Ints a) { return vaddvq_s32(a); }
 
     static Bytes bytes(const uint8_t* from) { return vreinterpretq_s8_u8(vld1q_u8(from)); }

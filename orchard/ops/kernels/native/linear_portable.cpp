@@ -56,6 +56,9 @@ struct Plain {
     static void store_bytes(int8_t* to, const Ints& a) {
         for (int i = 0; i < LANES; ++i) to[i] = (int8_t)a.lane[i];
     }
+    static Ints less(const Ints& a, const Ints& b, int factor) {
+        return each<Ints>([&](int i) { return a.lane[i] - b.lane[i] * factor; });
+    }
     static int32_t total(const Ints& a) {
         int32_t sum = 0;
         for (int i = 0; i < LANES; ++i) sum += a.lane[i];

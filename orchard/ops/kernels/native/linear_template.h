@@ -6,7 +6,7 @@
 //   strips(T)                   how many vectors of rows fit into registers beside T rows of activations
 //   zero, zeros, everywhere, load, store, add, multiply, fused (a * b + c), convert (Ints → Floats), round (half to even)
 //   halves                      float16 → Floats;  lower, upper: the two bfloat16 of each 32-bit word → Floats
-//   store_bytes, total          the low bytes of Ints; their sum
+//   store_bytes, total, less    the low bytes of Ints; their sum; a - b * factor
 //   bytes, four_bytes           LANES * 4 bytes; the same four bytes in every lane
 //   part<BITS>(bytes, j)        the codes at bit j * BITS of every byte; for 8 bits: code - 128, which is signed
 //   dot<BITS>(sum, codes, x)    sum + the four products of each lane
@@ -17,7 +17,7 @@ namespace orchard {
 namespace {
 
 template <class V>
-void quantise(const float* x, int cols, int padded, int group, int8_t* q, float* scale, float* sum) {
+void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum) {
     for (int g = 0; g * group < padded; ++g) {
         const float* from = x + g * group;
         const int count = cols - g * group < group ? cols - g * group : group;
@@ -30,16 +30,19 @@ void quantise(const float* x, int cols, int padded, int group, int8_t* q, float*
         const typename V::Floats inverse = V::everywhere(found.inverse);
         int32_t total = 0;
         for (int i = 0; i < group; i += V::LANES) {
-            int8_t* const to = q + g * group + i;
+            int8_t *const to = q + g * group + i, *const rest = low + g * group + i;
             if (found.inverse == 0.0f || i >= count) {
                 std::memset(to, 0, V::LANES);
+                std::memset(rest, 0, V::LANES);
                 continue;
             }
             float last[V::LANES] = {};
             if (i + V::LANES > count) std::memcpy(last, from + i, (size_t)(count - i) * sizeof(float));
-            const typename V::Ints codes = V::round(V::multiply(V::load(i + V::LANES > count ? last : from + i), inverse));
-            V::store_bytes(to, codes);
-            total += V::total(codes);
+            const auto value = V::multiply(V::load(i + V::LANES > count ? last : from + i), inverse);
+            const typename V::Ints whole = V::round(value), high = V::round(V::multiply(value, V::everywhere(1.0f / BASE)));
+            V::store_bytes(to, high);
+            V::store_bytes(rest, V::less(whole, high, BASE));
+            total += V::total(whole);
         }
         scale[g] = found.scale;
         sum[g] = found.scale * (float)total;
@@ -56,7 +59,7 @@ void store_rows(float* y, typename V::Floats sums, int rows, bool add) {
 
 template <class V, int BITS, bool MINIMUM, int T>
 void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, float* y, int ldy, bool add) {
-    constexpr int LANES = V::LANES, STRIPS = V::strips(T), PARTS = 8 / BITS, HEADER = MINIMUM ? 128 : 64;
+    constexpr int LANES = V::LANES, STRIPS = V::strips(2 * T), PARTS = 8 / BITS, HEADER = MINIMUM ? 128 : 64;
     const int groups = w.padded_cols() / w.group, chunks = w.group * BITS / 32;
     const size_t group_bytes = w.group_bytes(), block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + last * block_bytes;
@@ -71,9 +74,9 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
             for (int g = 0; g < groups; ++g, at += group_bytes) {
                 if (strip == 0 && at + AHEAD + group_bytes <= end)
                     for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(at + AHEAD + line);
-                typename V::Ints dots[T][STRIPS];
-                for (int t = 0; t < T; ++t)
-                    for (int s = 0; s < STRIPS; ++s) dots[t][s] = V::zeros();
+                typename V::Ints dots[2 * T][STRIPS];  // both digits of each row
+                for (int d = 0; d < 2 * T; ++d)
+                    for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::zeros();
                 for (int c = 0; c < chunks; ++c) {
                     typename V::Bytes word[STRIPS];
                     for (int s = 0; s < STRIPS; ++s) word[s] = V::bytes(at + HEADER + c * 128 + (strip + s) * LANES * 4);
@@ -81,11 +84,12 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
                     for (int j = 0; j < PARTS; ++j) {
                         typename V::Bytes code[STRIPS];
                         for (int s = 0; s < STRIPS; ++s) code[s] = V::template part<BITS>(word[s], j);
+#pragma GCC unroll 16
+                        for (int d = 0; d < 2 * T; ++d) {
+                            const int8_t* digits = (d % 2 ? x.low : x.q) + (size_t)(d / 2) * x.ldq;
+                            const auto some = V::four_bytes(digits + g * w.group + (c * PARTS + j) * 4);
 #pragma GCC unroll 8
-                        for (int t = 0; t < T; ++t) {
-                            const auto some = V::four_bytes(x.q + (size_t)t * x.ldq + g * w.group + (c * PARTS + j) * 4);
-#pragma GCC unroll 8
-                            for (int s = 0; s < STRIPS; ++s) dots[t][s] = V::template dot<BITS>(dots[t][s], code[s], some);
+                            for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::template dot<BITS>(dots[d][s], code[s], some);
                         }
                     }
                 }
@@ -96,7 +100,9 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
 #pragma GCC unroll 8
                     for (int t = 0; t < T; ++t) {
                         const auto x_scale = V::everywhere(x.scale[t * x.ldg + g]), x_sum = V::everywhere(x.sum[t * x.ldg + g]);
-                        const auto part = V::fused(V::convert(dots[t][s]), x_scale, V::multiply(zero, x_sum));
+                        const auto high = V::convert(dots[2 * t][s]), low = V::convert(dots[2 * t + 1][s]);
+                        const auto dot = V::fused(high, V::everywhere(BASE), low);
+                        const auto part = V::fused(dot, x_scale, V::multiply(zero, x_sum));
                         sums[t][s] = V::fused(part, scale, sums[t][s]);
                         if (MINIMUM) sums[t][s] = V::fused(minimum, x_sum, sums[t][s]);
                     }
@@ -154,7 +160,7 @@ template <class V, int BITS, bool MINIMUM>
 void linear_q_any(const Weight& w, int first, int last, QuantRows x, int T, float* y, int ldy, bool add) {
     for (; T > V::MOST; T -= V::MOST, y += (size_t)V::MOST * ldy) {
         linear_q_rows<V, BITS, MINIMUM, V::MOST>(w, first, last, x, y, ldy, add);
-        x.q += (size_t)V::MOST * x.ldq, x.scale += (size_t)V::MOST * x.ldg, x.sum += (size_t)V::MOST * x.ldg;
+        x.q += (size_t)V::MOST * x.ldq, x.low += (size_t)V::MOST * x.ldq, x.scale += (size_t)V::MOST * x.ldg, x.sum += (size_t)V::MOST * x.ldg;
     }
     if (T == 1) return linear_q_rows<V, BITS, MINIMUM, 1>(w, first, last, x, y, ldy, add);
     if (T == 2) return linear_q_rows<V, BITS, MINIMUM, 2>(w, first, last, x, y, ldy, add);

@@ -54,8 +54,8 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         }
         int groups = widest / 32;
         uint8_t* base = scratch.quant.as<uint8_t>();
-        input.quant.q = (int8_t*)base, input.quant.ldq = widest;
-        input.quant.scale = (float*)(base + (size_t)SMALL * widest), input.quant.ldg = groups;
+        input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)SMALL * widest, input.quant.ldq = widest;
+        input.quant.scale = (float*)(base + (size_t)2 * SMALL * widest), input.quant.ldg = groups;
         input.quant.sum = input.quant.scale + (size_t)SMALL * groups;
         return input;
     }
@@ -89,8 +89,8 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
     float* x = engine.shared_.as<float>();
     input.x = x, input.ldx = widest;
     uint8_t* base = (uint8_t*)(x + (size_t)count * widest);
-    input.quant.q = (int8_t*)base, input.quant.ldq = widest;
-    input.quant.scale = (float*)(base + (size_t)count * widest), input.quant.ldg = groups;
+    input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)count * widest, input.quant.ldq = widest;
+    input.quant.scale = (float*)(base + (size_t)2 * count * widest), input.quant.ldg = groups;
     input.quant.sum = input.quant.scale + (size_t)count * groups;
     input.quant_group = group;
     for (int t = from(count); t < upto(count); t++) {
@@ -101,7 +101,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
             std::memcpy(out, row_of(t), (size_t)cols * 4);
         if (group)
             engine.linear_->quantise(out, cols, round_up(cols, group), group, input.quant.q + (size_t)t * widest,
-                                     input.quant.scale + (size_t)t * groups, input.quant.sum + (size_t)t * groups);
+                                     input.quant.low + (size_t)t * widest, input.quant.scale + (size_t)t * groups, input.quant.sum + (size_t)t * groups);
     }
     barrier();
     return input;
@@ -112,16 +112,17 @@ void Walk::need_quant(Input& input, const Weight& weight) {
     // Only where one step mixes formats of different groups. Everybody prepares all rows in scratch of his own.
     if (!input.alone) {
         const int widest = input.quant.ldq, groups = input.quant.ldg;
-        scratch.quant.reserve((size_t)input.rows * (widest + 8 * groups));
+        scratch.quant.reserve((size_t)input.rows * (2 * widest + 8 * groups));
         uint8_t* base = scratch.quant.as<uint8_t>();
-        input.quant.q = (int8_t*)base;
-        input.quant.scale = (float*)(base + (size_t)input.rows * widest);
+        input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)input.rows * widest;
+        input.quant.scale = (float*)(base + (size_t)2 * input.rows * widest);
         input.quant.sum = input.quant.scale + (size_t)input.rows * groups;
         input.alone = true;
     }
     for (int t = 0; t < input.rows; t++)
         engine.linear_->quantise(input.x + (size_t)t * input.ldx, input.cols, weight.padded_cols(), weight.group,
-                                 input.quant.q + (size_t)t * input.quant.ldq, input.quant.scale + (size_t)t * input.quant.ldg,
+                                 input.quant.q + (size_t)t * input.quant.ldq, input.quant.low + (size_t)t * input.quant.ldq,
+                                 input.quant.scale + (size_t)t * input.quant.ldg,
                                  input.quant.sum + (size_t)t * input.quant.ldg);
     input.quant_group = weight.group;
 }
@@ -153,7 +154,8 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
                 float* out = y + (size_t)t * ldy;
                 if (weight.quantised()) {
                     QuantRows part = input.quant;
-                    part.q += (size_t)t * part.ldq, part.scale += (size_t)t * part.ldg, part.sum += (size_t)t * part.ldg;
+                    part.q += (size_t)t * part.ldq, part.low += (size_t)t * part.ldq;
+                    part.scale += (size_t)t * part.ldg, part.sum += (size_t)t * part.ldg;
                     engine.linear_->linear_q(weight, block, end, part, count, out, ldy, add);
                 } else {
                     engine.linear_->linear_f(weight, block, end, input.x + (size_t)t * input.ldx, input.ldx, count, out, ldy, add);
