@@ -26,6 +26,18 @@ Engine::Engine(Plan plan, int threads, int level)
       sines_(plan_.rotaries.size()),
       scratch_(pool_.size()) {}
 
+void Crowd::saw(int threads, int sleeps) {
+    if (left_ > 0) {
+        left_--;
+    } else if (threads > 1 && sleeps >= MANY_SLEEPS) {
+        left_ = pause_;
+        pause_ = pause_ * 2 < LONGEST ? pause_ * 2 : LONGEST;
+        calm_ = 0;
+    } else if (++calm_ >= SHORTEST) {
+        pause_ = SHORTEST;
+    }
+}
+
 // Memory for calls of up to this many rows.
 void Engine::reserve(int rows) {
     if (rows <= reserved_) return;
@@ -112,7 +124,13 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, int count, const 
         } else if (!narrowed_) {
             rows_ = {count, sequences, positions};
         }
-        pool_.run(work, this, pool_.size());
+        if (count <= SMALL) {
+            int threads = crowd_.threads(pool_.size());
+            pool_.run(work, this, threads);
+            crowd_.saw(threads, pool_.sleeps());
+        } else {
+            pool_.run(work, this, pool_.size());
+        }
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;
     }
@@ -126,6 +144,24 @@ size_t Engine::thread_parts(const Step& step, const Cache& cache) const {
 }
 
 void Engine::work(void* engine, int thread, int threads) { Walk(*static_cast<Engine*>(engine), thread, threads).all(); }
+
+// Asks for the first weights this thread will read in a step, while it waits for the others to finish the one before.
+void Walk::warm(const Step& step) const {
+    if (rows() > SMALL || (step.kind != StepKind::Linear && step.kind != StepKind::Gated && step.kind != StepKind::Head)) return;
+    int total = 0;
+    const bool pairs = step.kind == StepKind::Gated;  // gate and up are cut alike
+    for (const OutputRef& output : step.outputs) total += pairs ? 0 : output.weight.blocks();
+    int first = from(pairs ? step.outputs[0].weight.blocks() : total);
+    for (const OutputRef& output : step.outputs) {
+        if (first >= output.weight.blocks()) {
+            first -= output.weight.blocks();
+            continue;
+        }
+        const size_t start = first * output.weight.block_bytes(), bytes = output.weight.bytes() - start;
+        for (size_t at = 0; at < WARM_BYTES && at < bytes; at += 64) __builtin_prefetch(output.weight.data + start + at);
+        return;
+    }
+}
 
 void Walk::all() {
     if (engine.first_ == 0) tables();
@@ -147,6 +183,7 @@ void Walk::all() {
             case StepKind::Gate: gate(step); break;
             case StepKind::Torch: break;  // the caller runs these between calls
         }
+        if (number + 1 < engine.last_) warm(engine.plan_.steps[number + 1]);
         barrier();
         if (engine.timed && thread == 0) engine.seconds.total[(int)step.kind] += seconds_now() - started;
     }

@@ -116,7 +116,7 @@ class Cache {
     std::vector<Block> memory_;  // one per sequence
 };
 
-constexpr int PART = 1024;  // slots of one part of attention: fixed, so that results do not depend on who computes what
+constexpr int PART = 512;  // slots of one part of attention: fixed, so that results do not depend on who computes what
 
 struct Rows {  // the tokens of a call; after Narrow, those whose scores are wanted
     int count = 0;
@@ -126,6 +126,19 @@ struct Rows {  // the tokens of a call; after Narrow, those whose scores are wan
 
 struct RowRun {  // rows of one sequence at consecutive positions
     int first, count;
+};
+
+// How many threads to decode with. When another program wants a core, threads that must meet every few microseconds wait for
+// whichever of them is not running, and two are slower than one. So a run in which threads fell asleep is followed by runs with
+// one thread, and now and then by one with all of them, to see whether the machine is calm again.
+class Crowd {
+  public:
+    int threads(int all) { return left_ > 0 ? 1 : all; }
+    void saw(int threads, int sleeps);
+
+  private:
+    static constexpr int MANY_SLEEPS = 3, SHORTEST = 16, LONGEST = 256;  // runs
+    int left_ = 0, pause_ = SHORTEST, calm_ = 0;
 };
 
 class Engine {
@@ -172,6 +185,7 @@ class Engine {
     Block shared_, parts_, expert_;  // activations of many rows; attention parts; what experts need
     int reserved_ = 0;
     std::mutex mutex_;
+    Crowd crowd_;
 
     // State of the call that runs.
     Rows rows_;

@@ -31,10 +31,10 @@ void Gate::open() {
     }
 }
 
-void Gate::wait(unsigned seen, long spin_nanoseconds) {
+bool Gate::wait(unsigned seen, long spin_nanoseconds) {
     long end = 0;
     for (int turn = 0;; turn++) {
-        if (value() != seen) return;
+        if (value() != seen) return false;
         pause();
         if (turn % 32 == 31) {  // the clock costs more than a look
             long time = now();
@@ -48,6 +48,7 @@ void Gate::wait(unsigned seen, long spin_nanoseconds) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     condition_.wait(hold, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    return true;
 }
 
 Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
@@ -75,7 +76,7 @@ void Pool::run(Work work, void* argument, int threads) {
     work_ = work;
     argument_ = argument;
     active_ = threads > threads_ ? threads_ : threads;
-    waited_ = 0;
+    sleeps_.store(0, std::memory_order_relaxed);
     if (active_ <= 1) {
         active_ = 1;
         work(argument, 0, 1);
@@ -95,7 +96,7 @@ void Pool::barrier() {
         arrived_.store(0, std::memory_order_relaxed);
         meeting_.open();
     } else {
-        meeting_.wait(seen, SPIN_AT_BARRIER);
+        if (meeting_.wait(seen, SPIN_AT_BARRIER)) sleeps_.fetch_add(1, std::memory_order_relaxed);
     }
 }
 

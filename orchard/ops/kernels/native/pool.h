@@ -16,7 +16,7 @@ class Gate {
   public:
     unsigned value() const { return value_.load(std::memory_order_acquire); }
     void open();                                      // moves the counter on and wakes the sleepers
-    void wait(unsigned seen, long spin_nanoseconds);  // returns when the counter is no longer `seen`
+    bool wait(unsigned seen, long spin_nanoseconds);  // returns when the counter is no longer `seen`: whether it slept
 
   private:
     alignas(64) std::atomic<unsigned> value_{0};
@@ -39,8 +39,9 @@ class Pool {
     void run(Work work, void* argument, int threads);
     // Inside a run: nobody goes on before everybody of the run is here.
     void barrier();
-    // Time that the caller has spent asleep or spinning at barriers in the last run, in nanoseconds.
-    long waited() const { return waited_; }
+    // How often a thread of the last run fell asleep at a barrier. Steps are cut evenly and take microseconds: whoever waits so
+    // long waits for a thread that has lost its core to another program.
+    int sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
   private:
     void serve(int thread);
@@ -54,7 +55,7 @@ class Pool {
     void* argument_ = nullptr;
     int active_ = 1;
     bool stop_ = false;
-    long waited_ = 0;
+    std::atomic<int> sleeps_{0};
 };
 
 }  // namespace orchard

@@ -7,6 +7,8 @@ namespace orchard {
 constexpr int MATRIX_ROWS = 16;         // from this many rows on, matrix units are worth preparing panels for
 constexpr size_t PANEL_BYTES = 400000;  // of weights at a time, so that they stay in the second-level cache
 
+constexpr size_t WARM_BYTES = 4096;     // of the next step's weights are asked for ahead of a barrier
+
 inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // The input of matrices, in whatever form their kernels want it.
@@ -29,6 +31,7 @@ struct Walk {
         : engine(owner), thread(number), threads(count), scratch(owner.scratch_[number]) {}
 
     void all();
+    void warm(const Step& step) const;
     void barrier() { engine.pool_.barrier(); }
     int rows() const { return engine.rows_.count; }
     float* buffer(int number) const { return engine.buffer(number); }

@@ -17,8 +17,7 @@ struct Span {
     int first, last;  // slots
 };
 
-Span slots_of(const Cache& cache, const Store& store, const StoreSpec& spec, const Step& step, int position) {
-    (void)cache;
+Span slots_of(const Store& store, const StoreSpec& spec, const Step& step, int position) {
     if (spec.keep) return {0, position + 1 < store.capacity ? position + 1 : store.capacity};
     int first = step.window && position - step.window + 1 > 0 ? position - step.window + 1 : 0;
     return {first, position + 1};
@@ -54,35 +53,53 @@ void Walk::attend(const Step& step) {
     }
 }
 
-// Every row by itself. `split`: parts of one row and head may go to different threads.
+// Every row by itself. `split`: parts of one row and head may go to different threads. A part goes to the thread in whose share
+// of all the work its middle lies.
 void Walk::attend_alone(const Step& step, bool split, bool keeps) {
     const StoreSpec& spec = engine.plan_.stores[step.store];
-    long total = 0;
-    auto units_of = [&](int row) {
-        if (!split) return step.kv_heads;
+    constexpr long OVERHEAD = 24;  // of a part, in slots
+    auto span_of = [&](int row) {
         Store store = engine.cache_->view(step.store, engine.rows_.sequences[row]);
-        return step.kv_heads * parts_of(slots_of(*engine.cache_, store, spec, step, engine.rows_.positions[row]));
+        return slots_of(store, spec, step, engine.rows_.positions[row]);
     };
-    for (int row = 0; row < rows(); row++) total += units_of(row);
-    long begin = total * thread / threads, end = total * (thread + 1) / threads, before = 0;
-    for (int row = 0; row < rows() && before < end; row++) {
-        int units = units_of(row), parts = units / step.kv_heads;
-        for (int head = 0; head < step.kv_heads; head++, before += parts) {
-            long first = begin - before > 0 ? begin - before : 0, last = end - before < parts ? end - before : parts;
-            if (first < last) attend_row(step, row, head, (int)first, (int)last, split, keeps);
+    long total = 0, before = 0;
+    for (int row = 0; row < rows(); row++) {
+        Span span = span_of(row);
+        total += step.kv_heads * (span.last - span.first + parts_of(span) * OVERHEAD);
+    }
+    auto mine = [&](long work) {
+        long middle = before + work / 2;
+        before += work;
+        return middle * threads / total == thread;
+    };
+    for (int row = 0; row < rows(); row++) {
+        const Span span = span_of(row);
+        const int parts = parts_of(span), base = span.first / PART;
+        for (int head = 0; head < step.kv_heads; head++) {
+            if (!split) {
+                if (mine(span.last - span.first + parts * OVERHEAD)) attend_row(step, row, head, 0, parts, false, keeps);
+                continue;
+            }
+            int first = parts, last = 0;  // the parts of one thread follow each other
+            for (int part = 0; part < parts; part++) {
+                int from = (base + part) * PART, to = from + PART;
+                from = from > span.first ? from : span.first, to = to < span.last ? to : span.last;
+                if (!mine(to - from + OVERHEAD)) continue;
+                first = part < first ? part : first, last = part + 1;
+            }
+            if (first < last) attend_row(step, row, head, first, last, true, keeps);
         }
     }
 }
 
-// Parts [first_part, last_part) of one row and key head when split; otherwise all of them.
+// Parts [first_part, last_part) of one row and key head.
 void Walk::attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps) {
     const AttentionKernels& kernels = *engine.attention_;
     const StoreSpec& spec = engine.plan_.stores[step.store];
     const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
     const Store store = engine.cache_->view(step.store, sequence);
-    const Span span = slots_of(*engine.cache_, store, spec, step, position);
+    const Span span = slots_of(store, spec, step, position);
     const int parts = parts_of(span), shared_heads = step.heads / step.kv_heads, dim = step.dim;
-    if (!split) first_part = 0, last_part = parts;
     const int newest = engine.cache_->slot(step.store, position), base = span.first / PART;
 
     float* queries = scratch.query.as<float>();
@@ -169,8 +186,8 @@ void Walk::attend_runs(const Step& step) {
         const int row = run->first + offset, count = run->count - offset < QUERY_BLOCK ? run->count - offset : QUERY_BLOCK;
         const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
         const Store store = engine.cache_->view(step.store, sequence);
-        Span span = slots_of(*engine.cache_, store, spec, step, position);
-        Span last = slots_of(*engine.cache_, store, spec, step, position + count - 1);
+        Span span = slots_of(store, spec, step, position);
+        Span last = slots_of(store, spec, step, position + count - 1);
         Visible seen{engine.cache_->positions(step.store, sequence), span.first, last.last, position, step.window, spec.keep, spec.sinks};
         for (int i = 0; i < shared_heads; i += MAX_GROUP) {
             int group = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
