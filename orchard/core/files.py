@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,7 +43,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     path = Path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.part")
+        temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.part")
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the user's umask applies
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
+import os
 from typing import TYPE_CHECKING
+
+from orchard.core.digest import sha256
 
 if TYPE_CHECKING:
     import torch
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
 
 def fresh_seed() -> int:
     """A new seed, small enough for a person to copy."""
-    return secrets.randbelow(2**31)
+    return int.from_bytes(os.urandom(4), "little") >> 1
 
 
 def fold(seed: int, *names: str | int) -> int:
     """A seed of its own for each named part: independent of the order in which parts are made."""
     text = json.dumps([seed, *names])  # unlike a joined text, no two lists of names give the same
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return int.from_bytes(sha256(text.encode())[:8], "little") >> 1
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchard.core.errors import UsageError
+from orchard.core.frozen import frozen
 from orchard.core.seeds import fresh_seed
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ MOST_TOKENS = 2**24
 """More than any model's context: a larger `max_tokens` is a mistake, not a wish."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sampling:
     """How the next token is chosen. Applied in this order: repetition_penalty, temperature, top_k, top_p, min_p."""
 
@@ -48,7 +49,7 @@ class Sampling:
             _number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """One prompt and how to answer it."""
 
@@ -81,7 +82,7 @@ class Request:
         return self if self.seed is not None else replace(self, seed=fresh_seed())
 
 
-@dataclass(frozen=True)
+@frozen
 class TokenLogprob:
     """How likely the model found a token: the natural logarithm of its own distribution (float32), before any rule.
 
@@ -93,7 +94,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Piece:
     """What one step adds to one answer.
 
@@ -109,7 +110,7 @@ class Piece:
     error: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Usage:
     """Tokens read and tokens written; the end token is not counted."""
 
@@ -117,7 +118,7 @@ class Usage:
     output: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Answer:
     """A finished answer. `ids` holds no end token; after a stop string it holds the tokens that spelled it, `text` does
     not. `logprobs` goes with `ids`, one each, or is None where none were asked for. `error` says what broke an answer of

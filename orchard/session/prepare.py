@@ -7,7 +7,6 @@ anew and the old one removed. Where a packed file cannot be kept, the plan is us
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchard.core.digest import sha256
 from orchard.core.errors import BadFile, DiskFull, OrchardError
 from orchard.weights.library import home
 from orchard.weights.packed import FORMAT, LAYOUT, PackedFile, write_packed
@@ -150,7 +150,6 @@ def open_packed(path: Path) -> Prepared:
     file = PackedFile.open(path)
     words = {name: array for name, array in file.tensors.items() if name.startswith(TOKENIZER)}
     tensors = {name: array for name, array in file.tensors.items() if name not in words}
-    file.verify(*words)
     plan, tokenizer = file.header.get("plan"), file.header.get("tokenizer")
     if not isinstance(plan, dict) or not isinstance(tokenizer, dict):
         raise BadFile(f"{path} holds no plan, or no tokenizer", hint="it is made again from the model it came from")
@@ -160,7 +159,7 @@ def open_packed(path: Path) -> Prepared:
         raise BadFile(f"{path}: {error}", hint="it is made again from the model it came from") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise BadFile(f"{path}: its plan cannot be read: {error!r}", hint="it is made again") from error
-    return Prepared(lowered, unpack(tokenizer, words), path)
+    return Prepared(lowered, unpack(tokenizer, words, file.verify), path)
 
 
 def _kept(path: Path, source: Path, tell: Say) -> Prepared:
@@ -215,7 +214,7 @@ def _facts(source: Path) -> dict[str, Any]:
 
 
 def _hash(*facts: object) -> str:
-    return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return sha256(repr(facts).encode("utf-8", "surrogateescape")).hex()[:12]
 
 
 def _files() -> list[Path]:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import TemplateError, UsageError
+from orchard.core.frozen import frozen
 from orchard.text.control import ControlFinder
 from orchard.text.messages import Message, messages_from
 from orchard.text.templates import chat_variables, compile_template, render_compiled
@@ -42,7 +42,7 @@ _STRUCTURE_WORDS = "type function name description parameters properties require
 _STRUCTURE = frozenset(_STRUCTURE_WORDS.split())
 
 
-@dataclass(frozen=True)
+@frozen
 class MarkedTemplate:
     compiled: Template
     token_of: dict[str, int]  # mark → token id

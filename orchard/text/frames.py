@@ -8,10 +8,10 @@ for the first step of `orchard.text.chat` and nothing else: text that spells a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import OrchardError
+from orchard.core.frozen import frozen
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -31,7 +31,7 @@ _KINDS = frozenset(["Template", "Output", "TemplateData", "Const", "Name", "Geti
 _KINDS |= {"For", "If", "Compare", "Operand", "And", "Or", "Not"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Frame:
     """Texts and control tokens before and after the text that holds the message, and what is around the message in it."""
 

@@ -10,17 +10,17 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from orchard.core.errors import TemplateError
+from orchard.core.frozen import frozen
 
 KIB, MIB = 2**10, 2**20
 _SMALL_OBJECT = 48  # bytes of a number or a short text
 _HINT = "the template is broken or hostile; use another model file, or pass a template of your own"
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     template_chars: int = 256 * KIB
     template_tokens: int = 6_000  # words and signs inside tags: compile time follows these

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchard.core.errors import BadFile, OrchardError
+from orchard.core.frozen import frozen
 
 T = TypeVar("T")
 
@@ -17,9 +17,9 @@ END_TOKENS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Loaded:
-    backend: Any  # tokenizers.Tokenizer
+    backend: Any  # tokenizers.Tokenizer, or a function that makes one when it is needed
     vocab_size: int
     control_ids: frozenset[int]
     bos_id: int | None

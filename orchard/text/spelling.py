@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
+
+from orchard.core.frozen import frozen
 
 SPACE_MARK = "▁"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -25,7 +26,7 @@ def byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-@dataclass(frozen=True)
+@frozen
 class Spelling:
     kind: Literal["byte-level", "pieces", "other"]
     strip_start: int = 0  # spaces dropped at the very start of decoded text

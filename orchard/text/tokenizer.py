@@ -5,13 +5,12 @@ turn or begin a system message.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import UsageError
 from orchard.text.control import ControlFinder
@@ -19,14 +18,20 @@ from orchard.text.frames import Frame
 from orchard.text.loaded import Loaded, guarded
 from orchard.text.spelling import Spelling, spelling_of
 
+if TYPE_CHECKING:
+    from orchard.text.merges import Merges
+
+_MOST = 2**32
+"""No id is larger: the `tokenizers` package counts in 32 bits."""
+
 
 class Tokenizer:
     """Build with `from_file` or `from_gguf`."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, merges: Merges | None = None) -> None:
+        """`merges`, where there are any, do the common work, and the backend is made when something else is asked for."""
         self._loaded = loaded
-        self._marked = loaded.backend  # recognises control tokens in text
-        self._plain = _without_control(loaded.backend)
+        self._merges = merges
         self.vocab_size = loaded.vocab_size
         self.control_ids = loaded.control_ids
         self.bos_id = loaded.bos_id
@@ -58,7 +63,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """`special=False`: text that spells a control token is ordinary text. `bos` puts the begin token first, if
         there is one and it is not there already."""
-        ids = _ids(self._marked, text) if special else self._safe(self._plain, text)
+        ids = _ids(self._marked, text) if special else self._safe(text)
         if bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -66,11 +71,14 @@ class Tokenizer:
     def encode_piece(self, text: str, *, first: bool) -> list[int]:
         """Encode a stretch of text between control tokens. Some tokenizers put a space before the very first word of
         a text only, so a later stretch is encoded differently."""
-        return self.encode(text) if first else self._safe(self._later, text)
+        return self.encode(text) if first else self._safe(text, later=True)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        ids = list(ids)
+        if self._merges is not None and all(type(i) is int and 0 <= i < _MOST for i in ids):
+            return self._merges.decode(ids, skip_special)
         try:
-            return self._marked.decode(list(ids), skip_special_tokens=skip_special)
+            return self._marked.decode(ids, skip_special_tokens=skip_special)
         except (OverflowError, TypeError) as error:
             raise UsageError(f"not a list of token ids: {error}", hint="ids are whole numbers from 0") from error
 
@@ -85,6 +93,8 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary entry as it is spelled in the file."""
+        if self._merges is not None and type(token_id) is int and 0 <= token_id < _MOST:
+            return self._merges.token_text(token_id)
         try:
             return self._marked.id_to_token(token_id)
         except (OverflowError, TypeError) as error:
@@ -96,7 +106,7 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:
-        return {self._marked.id_to_token(i): i for i in sorted(self.control_ids)}
+        return {self.token_text(i): i for i in sorted(self.control_ids)}  # type: ignore[misc]
 
     @cached_property
     def control_finder(self) -> ControlFinder:
@@ -104,8 +114,8 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[int, Any]:
-        """id → `tokenizers.AddedToken` for every entry that is matched whole in the text."""
-        return dict(self._marked.get_added_tokens_decoder())
+        """id → `tokenizers.AddedToken`, or the same facts, for every entry that is matched whole in the text."""
+        return dict(self._merges.added if self._merges is not None else self._marked.get_added_tokens_decoder())
 
     @cached_property
     def skipped_ids(self) -> frozenset[int]:
@@ -114,10 +124,12 @@ class Tokenizer:
 
     @cached_property
     def spelling(self) -> Spelling:
-        return spelling_of(self._marked.decoder)
+        return Spelling("byte-level") if self._merges is not None else spelling_of(self._marked.decoder)
 
     @cached_property
     def template_hash(self) -> str | None:
+        import hashlib  # here, because it brings OpenSSL: megabytes that an answer does not need
+
         return hashlib.sha256(self.chat_template.encode()).hexdigest() if self.chat_template else None
 
     @property
@@ -128,13 +140,25 @@ class Tokenizer:
     def eos_token(self) -> str:
         return "" if self.eos_id is None else self.token_text(self.eos_id) or ""
 
-    def _safe(self, backend: Any, text: str) -> list[int]:
-        ids = _ids(backend, text)
+    def _safe(self, text: str, later: bool = False) -> list[int]:
+        ids = self._merges.encode(text) if self._merges is not None and isinstance(text, str) else None
+        if ids is None:
+            ids = _ids(self._later if later else self._plain, text)
         if not self.control_ids.isdisjoint(ids):
             # Possible only where the vocabulary itself leads there: a merge that ends in a control token, a whole
             # word that is one, or an unknown character. The strict twin cannot spell control tokens at all.
             ids = [i for i in _ids(self._strict, text) if i not in self.control_ids]
         return ids
+
+    @cached_property
+    def _marked(self) -> Any:
+        """The backend that recognises control tokens in text."""
+        backend = self._loaded.backend
+        return backend() if callable(backend) else backend
+
+    @cached_property
+    def _plain(self) -> Any:
+        return _without_control(self._marked)
 
     @cached_property
     def _later(self) -> Any:

@@ -7,19 +7,14 @@ into `models/.trash/` before it is deleted. So a reader sees a whole entry or no
 
 from __future__ import annotations
 
-import difflib
 import errno
-import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +200,8 @@ class Library:
 
         When the block fails the folder is removed, or with `keep_partial` kept, so that the next attempt can resume.
         """
+        import shutil
+
         folder = self._folder(name)
         partial = self.models / ".partial" / folder.name
         if partial.exists() and not keep_partial:
@@ -246,7 +243,7 @@ class Library:
     def _move_to_trash(self, folder: Path) -> Path:
         trash = self.models / ".trash"
         trash.mkdir(parents=True, exist_ok=True)
-        return folder.rename(trash / f"{folder.name}~{secrets.token_hex(4)}")
+        return folder.rename(trash / f"{folder.name}~{os.urandom(4).hex()}")
 
     def _empty_trash(self, *, held: str) -> None:
         """Delete what nobody is working on: the trash of `held`, whose lock is ours, and of every name not locked."""
@@ -262,6 +259,8 @@ class Library:
                 _delete(path)
 
     def _nearest(self, name: str) -> str:
+        import difflib
+
         here = [entry.name for entry in self.list()]
         close = difflib.get_close_matches(name.lower(), here, n=3, cutoff=0.6)
         if close:
@@ -286,6 +285,8 @@ def _usable_home(place: Path, done: str) -> Iterator[None]:
 
 def sha256_of(path: Path, advance: Callable[[float], None] | None = None) -> str:
     """The SHA-256 of a file, read in pieces; `advance` is told how many bytes were read."""
+    import hashlib  # here, as others elsewhere: a start needs none of them, and they bring megabytes
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -296,6 +297,8 @@ def sha256_of(path: Path, advance: Callable[[float], None] | None = None) -> str
 
 
 def _delete(path: Path) -> None:
+    import shutil
+
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
@@ -313,6 +316,8 @@ def bytes_in(folder: Path, suffix: str = "") -> int:
 
 
 def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str) -> None:
+    from datetime import UTC, datetime
+
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         files[path.relative_to(folder).as_posix()] = {"sha256": sha256_of(path), "bytes": path.stat().st_size}

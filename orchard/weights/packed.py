@@ -25,7 +25,7 @@ from orchard.core.progress import progress
 from orchard.weights.mapped import json_object, map_file
 from orchard.weights.safetensors import MAX_HEADER_BYTES, MAX_HEADER_VALUES, SafetensorsFile
 
-FORMAT = 1
+FORMAT = 2
 """The version of what this module writes."""
 LAYOUT = 1
 """The version of the packed matrices (ops/kernels/native/kernels.h). Change it when they change."""

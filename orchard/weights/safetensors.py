@@ -11,7 +11,6 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from orchard.core.errors import BadFile, UnsupportedFormat, UsageError
 from orchard.core.files import atomic_write
+from orchard.core.frozen import frozen
 from orchard.weights.mapped import AGAIN, json_object, map_file
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _DTYPES: dict[str, tuple[int, str]] = {
 _NAMES = {torch_name: name for name, (_, torch_name) in _DTYPES.items() if torch_name}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SafeTensorInfo:
     """One tensor of a file. `dtype` is the format's own name, `offset` counts from the start of the file."""
 
@@ -188,7 +188,7 @@ def _entry(path: Path, name: str, entry: Any, start: int, size: int) -> SafeTens
     return SafeTensorInfo(name, tuple(shape), dtype, start + offsets[0], nbytes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lazy:
     """A tensor made when it is written. Its shape and dtype are known before, so `load` is called only once."""
 

@@ -120,6 +120,33 @@ print(model.logits([1, 2]).shape, "torch" in sys.modules)
 
 
 @native
+def test_a_plain_answer_imports_little(source: Path) -> None:
+    """What takes long to import, or much memory, stays out until something needs it."""
+    prepare(source)
+    heavy = [
+        "torch",
+        "tokenizers",
+        "jinja2",
+        "pydantic",
+        "rich",
+        "typer",
+        "filelock",
+        "asyncio",
+        "orchard.ops.plan.builder",
+    ]
+    code = f"""
+import orchard, sys
+model = orchard.load({str(source)!r})
+print(model.generate("Hello, how are you?", max_tokens=3).usage.output)
+print([name for name in {heavy!r} if name in sys.modules])
+model.tokenizer.encode("日本")
+print("tokenizers" in sys.modules)
+"""
+    done = run(code)
+    assert done.stdout.splitlines() == ["3", "[]", "True"], done.stderr
+
+
+@native
 def test_the_command_line_answers_without_torch(source: Path) -> None:
     prepare(source)
     code = f"""

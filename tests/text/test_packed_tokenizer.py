@@ -11,9 +11,11 @@ import pytest
 
 from orchard.core.errors import BadFile
 from orchard.text.chat import chat_ids
-from orchard.text.packed import LEFT, RIGHT, VOCABULARY, WHOLE, pack, unpack
+from orchard.text.merges import ARRAYS, PAIRS, STARTS, VOCABULARY
+from orchard.text.packed import LEFT, RIGHT, WHOLE, pack, unpack
 from orchard.text.tokenizer import Tokenizer
 from orchard.weights.gguf.reader import GGUFFile
+from tests.text.tiny_vocabularies import gguf_of_pieces
 from tests.tiny import tiny_gguf, tiny_tokenizer_files
 
 TEXTS = ["", "Hello there", "naïve café 🌲 <|im_end|>", " \t\n x", "0123 the the", "\u0000\ufffd"]
@@ -43,7 +45,7 @@ def same(first: Tokenizer, second: Tokenizer) -> None:
 
 def test_a_byte_level_tokenizer_becomes_arrays(tiny: Tokenizer) -> None:
     facts, arrays = pack(tiny)
-    assert set(arrays) == {VOCABULARY, LEFT, RIGHT}
+    assert set(arrays) == set(ARRAYS)
     again = unpack(through_json(facts), arrays)
     same(tiny, again)
     messages = [{"role": "user", "content": "a<|im_end|>b"}]
@@ -55,7 +57,7 @@ def test_the_default_model(smollm2: Path) -> None:
     with GGUFFile.open(smollm2) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
     facts, arrays = pack(tokenizer)
-    assert set(arrays) == {VOCABULARY, LEFT, RIGHT}
+    assert set(arrays) == set(ARRAYS)
     same(tokenizer, unpack(through_json(facts), arrays))
 
 
@@ -64,6 +66,13 @@ def test_a_folder_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(files["tokenizer.json"])
     tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json", json.loads(files["tokenizer_config.json"]))
     facts, arrays = pack(tokenizer)
+    same(tokenizer, unpack(through_json(facts), arrays))
+
+
+def test_merges_of_another_spelling_stay_pairs_of_ids() -> None:
+    tokenizer = Tokenizer.from_gguf(gguf_of_pieces())
+    facts, arrays = pack(tokenizer)
+    assert set(arrays) == {VOCABULARY, LEFT, RIGHT} and "merges" not in facts
     same(tokenizer, unpack(through_json(facts), arrays))
 
 
@@ -85,7 +94,7 @@ def test_what_does_not_fit_arrays_keeps_its_json(change: str, tmp_path: Path) ->
 
 
 def damages(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-    count = arrays[LEFT].size
+    count = arrays[PAIRS].size
     return [
         ({}, arrays),
         (facts | {"vocab_size": None}, arrays),
@@ -99,13 +108,19 @@ def damages(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[
         (facts | {"tree": facts["tree"] | {"model": {"type": "BPE", "surprise": 1}}}, arrays),
         (facts, {}),
         (facts, {WHOLE: np.frombuffer(b"{", np.uint8)}),
-        (facts, arrays | {LEFT: np.full(count, 10**6, np.int32)}),
-        (facts, arrays | {LEFT: np.zeros(count + 1, np.int32)}),
+        (facts, arrays | {PAIRS: np.full(count, 10**6, np.int64)}),
+        (facts, arrays | {PAIRS: np.zeros(count + 1, np.int64)}),
         (facts, arrays | {VOCABULARY: np.array([0xFF, 0xFE], np.uint8)}),
+        (facts, arrays | {STARTS: arrays[STARTS][:-1]}),
+        (facts, arrays | {PAIRS: arrays[PAIRS][:-1]}),
+        (facts | {"merges": {"letters": [1], "expressions": []}}, arrays),
+        (facts | {"merges": {"letters": ["1"] * 256, "expressions": []}}, arrays),
+        (facts | {"merges": facts["merges"] | {"expressions": ["("]}}, arrays),
+        (facts | {"merges": []}, arrays),
     ]
 
 
 def test_damage_is_told(tiny: Tokenizer) -> None:
     for facts, arrays in damages(*pack(tiny)):
         with pytest.raises(BadFile):
-            unpack(facts, arrays)
+            unpack(facts, arrays).to_json()  # what makes the tokenizer itself

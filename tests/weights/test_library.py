@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.core.errors import BadFile, DiskFull, ModelNotFound, UsageError
-from orchard.weights import library as library_module
 from orchard.weights.library import ALIASES, Entry, Library, home, stored_name
 
 
@@ -246,7 +245,7 @@ def test_an_interrupted_removal_leaves_a_whole_entry_or_none(library: Library, m
             library.remove("a")
     assert snapshot(library.models) == before
     with monkeypatch.context() as patch:
-        patch.setattr(library_module.shutil, "rmtree", interrupted)
+        patch.setattr("shutil.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             library.remove("a")
     assert library.find("a") is None and library.list() == [] and library.leftovers() > 0

@@ -7,17 +7,17 @@ Scores are float32 [V]. Each step of the twin is a function of its own, because 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from orchard.core.frozen import frozen
 from orchard.ops.kernels import native
 
 OUT = np.float32("-inf")
 
 
-@dataclass(frozen=True)
+@frozen
 class Choice:
     """What `choose` does, in this order; the defaults do nothing."""
 

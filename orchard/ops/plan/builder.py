@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from orchard.core.errors import ConfigError
-from orchard.ops.plan.steps import ACTIVATIONS, CODECS, Matrix, Norm, RotarySpec, StoreSpec
+from orchard.ops.plan.steps import ACTIVATIONS, CODECS, ENDLESS, Matrix, Norm, RotarySpec, StoreSpec
 
 
 class NoStep(ConfigError):
@@ -75,9 +75,6 @@ class Rotation:
 
 
 Mark = tuple[int, ...]
-
-ENDLESS = 2**29
-"""Longer than any sequence: a window that shows or keeps more shows everything. Sums of a few of these are still ints."""
 
 
 class Builder:

@@ -14,7 +14,6 @@ import numpy as np
 from orchard.core.errors import BadFile
 from orchard.ops.kernels.packing import matrix_bytes
 from orchard.ops.plan import steps
-from orchard.ops.plan.builder import ENDLESS
 
 LARGEST = 2**31 - 1
 WIDEST = 2**24
@@ -73,7 +72,8 @@ class _Check:
 
     def count(self, value: Any, name: str, most: int = LARGEST, least: int = 1) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        self.must(whole and least <= value <= most, f"{name} is {value!r}")
+        if not (whole and least <= value <= most):  # thousands of these: the words are put together for a bad one only
+            self.must(False, f"{name} is {value!r}")
 
     def number(self, value: Any, name: str, *, negative: bool = True) -> None:
         real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -88,9 +88,11 @@ class _Check:
 
     def tensor(self, name: Any) -> np.ndarray:
         value = self.plan.tensors.get(name) if isinstance(name, str) else None
-        self.must(isinstance(value, np.ndarray), f"no tensor is called {name!r}")
+        if not isinstance(value, np.ndarray):
+            self.must(False, f"no tensor is called {name!r}")
         assert value is not None
-        self.must(value.ndim == 1 and value.flags.c_contiguous, f"the tensor {name!r} is not one run of numbers")
+        if value.ndim != 1 or not value.flags.c_contiguous:
+            self.must(False, f"the tensor {name!r} is not one run of numbers")
         return value
 
     def vector(self, name: Any, length: int | None = None) -> np.ndarray:
@@ -111,7 +113,8 @@ class _Check:
 
     def matrix(self, matrix: steps.Matrix, rows: int, cols: int, count: int = 1) -> None:
         shape, wanted = (matrix.count, matrix.rows, matrix.cols), (count, rows, cols)
-        self.must(shape == wanted, f"the matrix {matrix.tensor!r} is {shape}, not {wanted}")
+        if shape != wanted:
+            self.must(False, f"the matrix {matrix.tensor!r} is {shape}, not {wanted}")
         for size in shape:
             self.count(size, "a size")
         self.one_of(matrix.kind, steps.KINDS, "kind of matrix")
@@ -125,7 +128,8 @@ class _Check:
         if data.dtype != np.uint8:
             self.must(False, f"the tensor {matrix.tensor!r} is {data.dtype}, not bytes")
         size = count * matrix_bytes(matrix.kind, rows, cols, matrix.group, matrix.minimum)
-        self.must(len(data) == size, f"the tensor {matrix.tensor!r} has {len(data)} bytes, not {size}")
+        if len(data) != size:
+            self.must(False, f"the tensor {matrix.tensor!r} has {len(data)} bytes, not {size}")
 
     def width(self, buffer: Any) -> int:
         self.count(buffer, "buffer", len(self.plan.widths) - 1, least=0)
@@ -153,8 +157,8 @@ class _Check:
         self.count(spec.heads, "heads", WIDEST)
         self.count(spec.dim, "dim", WIDEST)
         self.one_of(spec.codec, steps.CODECS, "codec")
-        self.count(spec.keep, "keep", ENDLESS, least=0)
-        self.count(spec.sinks, "sinks", ENDLESS, least=0)
+        self.count(spec.keep, "keep", steps.ENDLESS, least=0)
+        self.count(spec.sinks, "sinks", steps.ENDLESS, least=0)
         self.must(spec.keep > 0 or spec.sinks == 0, "sinks without a window")
 
     def embed(self, step: steps.Embed) -> None:
@@ -209,7 +213,7 @@ class _Check:
         self.norm(step.k_norm, step.dim)
         self.number(step.scale, "scale")
         self.number(step.softcap, "softcap", negative=False)
-        self.count(step.window, "window", ENDLESS, least=0)
+        self.count(step.window, "window", steps.ENDLESS, least=0)
         if step.rotary is not None:
             self.count(step.rotary, "rotary", len(self.plan.rotaries) - 1, least=0)
             table = self.vector(self.plan.rotaries[step.rotary].tensor)

@@ -11,12 +11,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from orchard.core.frozen import frozen
+
 KINDS = ("f32", "bf16", "q8", "q4", "q2")
 CODECS = ("f32", "bf16", "int8")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ENDLESS = 2**29
+"""Longer than any sequence: a window that shows or keeps more shows everything. Sums of a few of these are still ints."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Matrix:
     """A packed weight [rows, cols], or `count` of them one after another (experts). Layout: kernels/native/kernels.h."""
 
@@ -29,7 +33,7 @@ class Matrix:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Norm:
     """x / rms(x) · weight; the tensor is float32 with any offset already added."""
 
@@ -37,7 +41,7 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Output:
     """One matrix of a `Linear`: where its result goes, and whether it is added to what is there."""
 
@@ -53,7 +57,7 @@ class Step:
     kind: ClassVar[str]
 
 
-@dataclass(frozen=True)
+@frozen
 class Embed(Step):
     """Rows of a table, by token id."""
 
@@ -63,7 +67,7 @@ class Embed(Step):
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Linear(Step):
     """One or more matrices times the same input, which may be normalised first."""
 
@@ -73,7 +77,7 @@ class Linear(Step):
     norm: Norm | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Gated(Step):
     """act(gate(x)) · up(x)."""
 
@@ -88,7 +92,7 @@ class Gated(Step):
     up_bias: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Gate(Step):
     """act(gate) · up of two buffers: where something comes between the matrices and the gate (an adapter's side path)."""
 
@@ -99,7 +103,7 @@ class Gate(Step):
     activation: str = "silu"
 
 
-@dataclass(frozen=True)
+@frozen
 class Attend(Step):
     """Normalise heads, rotate, keep keys and values, attend. Without `k` and `v` the store of another layer is read."""
 
@@ -123,7 +127,7 @@ class Attend(Step):
     k_norm: Norm | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Normalise(Step):
     """A norm by itself: over each of `groups` equal parts of a row; `add`: added to what is in `to`."""
 
@@ -135,7 +139,7 @@ class Normalise(Step):
     add: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Add(Step):
     """to += src."""
 
@@ -144,7 +148,7 @@ class Add(Step):
     to: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Clip(Step):
     """Every value of a buffer bounded to ±bound, in place."""
 
@@ -153,7 +157,7 @@ class Clip(Step):
     bound: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Experts(Step):
     """Softmax router, the k best experts of each token, each a gated MLP; their weighted sum."""
 
@@ -172,7 +176,7 @@ class Experts(Step):
     add: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Narrow(Step):
     """From here on only the rows whose scores are wanted are needed: these buffers keep just them."""
 
@@ -180,7 +184,7 @@ class Narrow(Step):
     buffers: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Head(Step):
     """Scores of the wanted rows, into the caller's table."""
 
@@ -192,7 +196,7 @@ class Head(Step):
     softcap: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Torch(Step):
     """A module that has no native form runs in torch: `to` = module(src)."""
 
@@ -204,7 +208,7 @@ class Torch(Step):
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class StoreSpec:
     """A layer's keys and values. `keep` and `sinks` are the policy's window (0: everything is kept)."""
 
@@ -216,7 +220,7 @@ class StoreSpec:
     sinks: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class RotarySpec:
     """Inverse frequencies (a float32 tensor [rotated / 2]) and the gain on rotated vectors."""
 
