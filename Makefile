@@ -1,5 +1,5 @@
 # Orchard's commands. Each sets up `.venv` by itself (Python 3.11 or newer and make are all it needs) and is quick once
-# that is done: the two stamp files below are redone only when pyproject.toml or constraints.txt change.
+# that is done: the stamp files below are redone only when pyproject.toml, constraints.txt or the native kernels change.
 #
 # Set-up talks on stderr and reads nothing from stdin, so `echo question | make -s chat` prints the answer and only that.
 
@@ -13,23 +13,32 @@ BIN := .venv/bin
 # and the packages that need torch later find it already there.
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+# Compiles what changed. Without a compiler, or with one that fails, it says so in one line and everything runs on torch.
+NATIVE := $(wildcard orchard/ops/kernels/native/*.cpp orchard/ops/kernels/native/*.h)
+BUILD_NATIVE := $(BIN)/python setup.py -q build_ext --inplace </dev/null >&2
 MODEL := smollm2
 # Looks first, without a word and without the network; fetches (with a bar, on a terminal) only what is missing or damaged.
 GET_MODEL := { $(BIN)/orchard pull $(MODEL) --offline </dev/null >/dev/null 2>&1 || $(BIN)/orchard pull $(MODEL) </dev/null >&2; }
 # Two processes of one thread each: the simplest choice for small models on two cores, not a measured one.
 WORKERS := 2
+# What the engine is compared with, in an environment of its own: none of it is a dependency of Orchard.
+PEERS := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+LLAMA := llama-cpp-python==0.3.36
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: .venv/.dev ## set up .venv with everything that tests and checks need
+setup: .venv/.dev ## set up .venv with everything that tests and checks need, and build the native kernels
+	@$(BUILD_NATIVE)
+	@touch .venv/.native
 
-chat: .venv/.runtime ## set up, fetch the default model once, and talk to it
+chat: .venv/.native ## set up, fetch the default model once, and talk to it
 	@$(GET_MODEL)
 	@$(BIN)/orchard chat
 
-test: .venv/.dev ## run the tests, with the network blocked
+test: .venv/.dev .venv/.native ## run the tests, with the network blocked
 	@$(GET_MODEL) || { \
 		echo "make test: the default model is not here and could not be fetched, so the tests marked 'real' cannot run." >&2; \
 		echo "make test: run '$(BIN)/orchard pull $(MODEL)' where there is a network, then try again." >&2; \
@@ -45,13 +54,15 @@ check: .venv/.dev ## lint, format, types, import arrows, file sizes, generated p
 	@$(BIN)/python tools/file_sizes.py
 	@$(BIN)/python tools/docs.py --check
 
-bench: .venv/.dev ## run every benchmark; each writes results/bench/<name>.json
+bench: .venv/.dev .venv/.native $(PEERS)/.ready ## run every benchmark, beside the peers; each writes results/bench/<name>.json
+	@$(GET_MODEL)
 	@set -e; for program in bench/*.py; do echo "$$program" >&2; $(BIN)/python "$$program"; done
+	@$(BIN)/orchard bench engine --model $(MODEL) --save $(ARGS)
 
 docs: .venv/.dev ## write the generated pages again: technique cards and the command line
 	@$(BIN)/python tools/docs.py
 
-fuzz: .venv/.dev ## the long fuzz runs (a short one is part of make test)
+fuzz: .venv/.dev .venv/.native ## the long fuzz runs (a short one is part of make test)
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.weights_fuzz --count 200000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.checkpoint_fuzz --count 20000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.template_fuzz --count 20000
@@ -77,8 +88,35 @@ fuzz: .venv/.dev ## the long fuzz runs (a short one is part of make test)
 	$(PIP) -e .; \
 	touch $@
 
+# The installation has built them once already, but said nothing of a failure: pip keeps that to itself.
+.venv/.native: .venv/.runtime setup.py $(NATIVE)
+	@$(BUILD_NATIVE)
+	@touch $@
+
 .venv/.dev: .venv/.runtime
 	@set -e; exec </dev/null >&2; \
 	echo "Adding the tools for tests and checks to .venv …"; \
 	$(PIP) -e '.[dev]'; \
+	touch $@
+
+# g++ 12 builds a llama.cpp that dies on AMX (it loses the tile configuration); clang builds one that uses it. So clang, where
+# there is one, is the fair choice.
+$(PEERS)/.ready: constraints.txt | .venv/.runtime
+	@set -e; exec </dev/null >&2; \
+	echo "Setting up $(PEERS) with llama.cpp and transformers (once, some minutes) …"; \
+	$(BIN)/python -m venv $(PEERS); \
+	$(PEERS_PIP) $(TORCH); \
+	$(PEERS_PIP) transformers accelerate gguf numpy; \
+	clang=; \
+	for version in -16 -17 -18 -19 -20 -21 "" -15 -14; do \
+		if command -v "clang$$version" >/dev/null && command -v "clang++$$version" >/dev/null; then clang="$$version "; break; fi; \
+	done; \
+	if [ -n "$$clang" ]; then \
+		version="$${clang% }"; \
+		CC="clang$$version" CXX="clang++$$version" CMAKE_ARGS=-DGGML_NATIVE=ON \
+			$(PEERS_PIP) --no-cache-dir --no-binary llama-cpp-python $(LLAMA); \
+	else \
+		echo "No clang here: llama.cpp may come without AMX (apt install clang-16 libomp-16-dev, then remove $(PEERS))"; \
+		$(PEERS_PIP) $(LLAMA); \
+	fi; \
 	touch $@

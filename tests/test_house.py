@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNELS = Path("orchard", "ops", "kernels", "native")
 TARGETS = ("chat", "test", "check", "bench", "docs", "fuzz", "help")
 
 
@@ -35,8 +36,10 @@ def tool(name: str) -> ModuleType:
 @pytest.fixture
 def yard(tmp_path: Path) -> Path:
     """A folder with the Makefile, what its stamps depend on, and room for stand-ins of python."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / KERNELS).mkdir(parents=True)
+    (tmp_path / KERNELS / "one.cpp").touch()
     (tmp_path / "path").mkdir()
     return tmp_path
 
@@ -138,11 +141,33 @@ def test_new_requirements_are_installed(yard: Path) -> None:
     assert any("-e ." in call for call in calls(yard))
 
 
-@pytest.mark.parametrize("step", ["torch==2.13.0", "-e ."])
+def test_changed_kernels_are_built_and_nothing_is_installed(yard: Path) -> None:
+    working_python(yard)
+    make(yard, "-s", "chat", text="one\n")
+    assert "setup.py -q build_ext --inplace" in calls(yard)
+    make(yard, "-s", "chat", text="two\n")
+    assert not any("build_ext" in call for call in calls(yard))
+    future = (yard / ".venv" / ".native").stat().st_mtime + 10
+    os.utime(yard / KERNELS / "one.cpp", (future, future))
+    make(yard, "-s", "chat", text="three\n")
+    seen = calls(yard)
+    assert "setup.py -q build_ext --inplace" in seen and not any("install" in call for call in seen)
+
+
+def test_setup_always_looks_after_the_kernels(yard: Path) -> None:
+    """So that it mends a library that is missing or stale, whatever the stamps say."""
+    working_python(yard)
+    for _ in range(2):
+        assert make(yard, "-s", "setup").returncode == 0
+        assert "setup.py -q build_ext --inplace" in calls(yard)
+
+
+@pytest.mark.parametrize("step", ["torch==2.13.0", "-e .", "build_ext"])
 def test_a_set_up_that_breaks_off_is_taken_up_again(yard: Path, step: str) -> None:
     working_python(yard, fail_on=step)
     assert make(yard, "-s", "chat", text="one\n").returncode != 0
-    assert not (yard / ".venv" / ".runtime").exists()
+    assert (yard / ".venv" / ".runtime").exists() == (step == "build_ext")
+    assert not (yard / ".venv" / ".native").exists()
     shutil.rmtree(yard / ".venv")
     working_python(yard)
     assert make(yard, "-s", "chat", text="two\n").stdout == "answer to: two\n"

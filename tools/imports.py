@@ -34,11 +34,12 @@ def _arrows() -> dict[str, frozenset[str]]:
         "posteriors": "core ops",
         "train": "core ops data objectives generate",
         "evals": "core data text generate posteriors",
-        "session": "core text models weights transforms generate",
+        "session": "core ops text models weights transforms generate",
     }
     arrows = {folder: frozenset(allowed.split()) for folder, allowed in table.items()}
     arrows["recipes"] = frozenset(table) - {"session"}
     arrows["studies"] = frozenset(arrows)
+    arrows["bench"] = frozenset(arrows) - {"studies"}
     arrows["serve"] = frozenset({"session", "core"})
     arrows["studio"] = frozenset({"recipes", "weights", "evals", "core"})
     arrows["cli"] = frozenset(arrows)
@@ -48,6 +49,8 @@ def _arrows() -> dict[str, frozenset[str]]:
 ARROWS = _arrows()
 # The lazy names of the package itself (`orchard.load` …) are for users; inside, only these may call them.
 MAY_USE_THE_TOP = frozenset({"cli", "studies"})
+# These are not modules of the package but programs for another environment, where the peers of a benchmark are.
+PEER_PROGRAMS = "orchard.bench.workers.peer_"
 # References to compare with, and ways to run code that came with a file: never in the package, not even lazily.
 NEVER = frozenset({"transformers", "peft", "gguf", "pickle", "requests"})
 # Modules that must stay cheap, with what none of their imports may lead to.
@@ -80,7 +83,8 @@ def refusal(module: str, imported: str) -> str:
     """Why `module` may not import `imported`; empty when it may."""
     source = folder_of(module)
     if imported.split(".")[0] != PACKAGE:
-        return f"{imported} is never imported in {PACKAGE}/" if imported in NEVER else ""
+        never = imported in NEVER and not module.startswith(PEER_PROGRAMS)
+        return f"{imported} is never imported in {PACKAGE}/" if never else ""
     target = folder_of(imported)
     if source in ("", "__main__") or source == target:
         return ""

@@ -9,7 +9,6 @@ import platform
 import shlex
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ EXTRAS = {
     "evals": {"sklearn": "scikit-learn", "scipy": "scipy"},
     "cluster": {"ray": "ray"},
 }
-# Levels of the native kernels, as kernels.h counts them.
-LEVELS = {0: "portable", 1: "AVX2 or NEON", 2: "AVX-512", 3: "AVX-512 with matrix units"}
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 
 
@@ -113,21 +110,34 @@ def _torch(problems: list[dict[str, str]]) -> dict[str, Any] | None:
 
 
 def _native() -> dict[str, Any]:
-    """Which kernels the native engine has here; without them, why, and the command that brings them."""
+    """Which kernels the native engine runs here; without them, why, and the command that brings them."""
     from orchard.ops.kernels.native import library, why_not
 
     reason, found = why_not(), library()
-    level, names = None, []
+    level, kernels = None, {}
     if found is not None:
-        with suppress(AttributeError):  # a build that does not tell is no worse a build
-            level = int(found.orchard_cpu_level())
-            found.orchard_kernel_names.restype = ctypes.c_char_p
-            best = [found.orchard_kernel_names(-1, many) or b"" for many in (0, 1)]
-            names = [name.decode("utf-8", "replace") for name in best if name]
-    turned_off = os.environ.get("ORCHARD_NATIVE") == "0"
-    install = f"install a C++ compiler (g++ or clang++), then {_pip()} install --force-reinstall --no-deps {_package()}"
-    fix = "" if not reason else "unset ORCHARD_NATIVE" if turned_off else install
-    return {"kernels": names, "level": level, "missing": reason, "fix": fix}
+        found.orchard_kernel_names.restype = found.orchard_attention_name.restype = ctypes.c_char_p
+        level = int(found.orchard_cpu_level())
+        kernels = {
+            "rows": found.orchard_kernel_names(-1, 0).decode(),
+            "matrix": found.orchard_kernel_names(-1, 1).decode(),
+            "attention": found.orchard_attention_name(-1).decode(),
+        }
+    return {"kernels": kernels, "level": level, "missing": reason, "fix": _native_fix(reason)}
+
+
+def _native_fix(reason: str) -> str:
+    """The command that brings the kernels; empty where nothing is missing, or nothing can be done about it."""
+    from orchard.ops.kernels.native import NOT_BUILT
+
+    if not reason or sys.platform == "win32":
+        return ""
+    for name, hides in (("ORCHARD_NATIVE", "0"), ("ORCHARD_NATIVE_LIBRARY", None)):
+        value = os.environ.get(name)
+        if value and hides in (value, None):
+            return f"unset {name}"
+    again = f"{_pip()} install --force-reinstall --no-deps {_package()}"
+    return f"install a C++ compiler (g++ or clang++), then {again}" if reason == NOT_BUILT else again
 
 
 def _memory() -> dict[str, int | None]:
@@ -220,9 +230,11 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _native_lines(native: dict[str, Any]) -> list[tuple[str, str]]:
-    if not native["missing"]:
-        what = LEVELS.get(native["level"], "of a level that is not known")
-        names = f" ({', '.join(native['kernels'])})" if native["kernels"] else ""
-        return [("kernels", f"native, {what}{names}")]
+    kernels = native["kernels"]
+    if kernels:
+        many = f"matrix units {kernels['matrix']}" if kernels["matrix"] else "no matrix units"
+        plain = "; this processor has no vector instructions that they know" if native["level"] == 0 else ""
+        return [("kernels", f"{kernels['rows']}, {many}, attention {kernels['attention']}{plain}")]
     lost = "models run on torch, which starts and answers several times more slowly"
-    return [("kernels", f"{native['missing']}: {lost}"), ("", f"to have them: {native['fix']}")]
+    lines = [("kernels", f"no native ones: {native['missing']}"), ("", lost)]
+    return [*lines, ("", f"to have them: {native['fix']}")] if native["fix"] else lines

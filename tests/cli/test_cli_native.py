@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchard.cli import doctor
 from orchard.cli.main import main
 from orchard.core.errors import OrchardError
+from orchard.ops.kernels import native as native_kernels
 from orchard.ops.kernels.native import library as native_library
 from orchard.ops.kernels.native import why_not
 from orchard.session.prepare import packed_bytes, packed_path, prepare
@@ -21,7 +22,7 @@ from orchard.weights.library import Entry, Library
 from tests.tiny import TEMPLATE, tiny_gguf
 
 native = pytest.mark.skipif(native_library() is None, reason=f"no native kernels: {why_not()}")
-MISSING = "not built: no C++ compiler was at hand"
+MISSING = native_kernels.NOT_BUILT
 
 
 @pytest.fixture
@@ -39,6 +40,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> t
     assert main(arguments) == code
     out, err = capsys.readouterr()
     return out, err
+
+
+def native_facts(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(run(capsys, "doctor", "--json")[0])["native"]
 
 
 @native
@@ -125,9 +130,12 @@ def test_show_gives_json_for_its_parts(entry: Entry, capsys: pytest.CaptureFixtu
 
 @native
 def test_doctor_names_the_kernels(entry: Entry, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(run(capsys, "doctor", "--json")[0])["native"]
-    assert facts["missing"] == "" == facts["fix"] and facts["level"] in doctor.LEVELS and facts["kernels"]
-    assert f"kernels    native, {doctor.LEVELS[facts['level']]}" in run(capsys, "doctor")[0]
+    facts = native_facts(capsys)
+    kernels = facts["kernels"]
+    assert facts["missing"] == "" == facts["fix"] and facts["level"] in range(4)
+    assert kernels["rows"] and kernels["attention"] and bool(kernels["matrix"]) == (facts["level"] == 3)
+    line = next(line for line in run(capsys, "doctor")[0].splitlines() if line.startswith("kernels "))
+    assert line.startswith(f"kernels    {kernels['rows']}, ") and f"attention {kernels['attention']}" in line
 
 
 def test_doctor_says_what_is_lost_without_kernels(
@@ -138,12 +146,24 @@ def test_doctor_says_what_is_lost_without_kernels(
     monkeypatch.delenv("ORCHARD_NATIVE", raising=False)
     out, _ = run(capsys, "doctor")  # slower, but nothing that keeps Orchard from working
     assert MISSING in out and "run on torch" in out and "C++ compiler" in out
-    fix = json.loads(run(capsys, "doctor", "--json")[0])["native"]["fix"].partition(", then ")[2]
+    fix = native_facts(capsys)["fix"].partition(", then ")[2]
     checkout = str(Path(__file__).resolve().parents[2])
     wanted = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps", "-e", checkout]
     assert shlex.split(fix) == wanted
-    monkeypatch.setenv("ORCHARD_NATIVE", "0")
-    assert json.loads(run(capsys, "doctor", "--json")[0])["native"]["fix"] == "unset ORCHARD_NATIVE"
+    monkeypatch.setattr("orchard.ops.kernels.native.why_not", lambda: native_kernels.OLDER)
+    assert shlex.split(native_facts(capsys)["fix"]) == wanted  # a compiler was there
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.platform", "win32")
+        assert native_facts(capsys)["fix"] == ""
+
+
+def test_doctor_says_which_variable_hides_the_kernels(
+    entry: Entry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORCHARD_NATIVE", raising=False)
+    for name, value in (("ORCHARD_NATIVE_LIBRARY", "nowhere.so"), ("ORCHARD_NATIVE", "0")):
+        monkeypatch.setenv(name, value)
+        assert native_facts(capsys)["fix"] == f"unset {name}" and name in native_facts(capsys)["missing"]
 
 
 def test_doctor_tells_of_the_variable() -> None:

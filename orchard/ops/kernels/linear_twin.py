@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 BASE = 254
 """What the high digit of an activation counts for."""
 

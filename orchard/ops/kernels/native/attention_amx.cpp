@@ -24,6 +24,9 @@ constexpr int ROWS = 16;   // queries per tile
 constexpr int GROUP = 32;  // slots per group: two tiles of keys, one row of tiles of values
 constexpr int ROUND = 8;   // groups per round: scores and weights of a round stay in the nearest cache
 
+constexpr float SLACK = 8;       // how far (in powers of two) scores may rise above the base before it is moved
+constexpr float LOWEST = -1e30f;  // the base of a query that has seen nothing: far below any score, and no infinity
+
 // g++ takes no notice that ldtilecfg reads all 64 bytes and that tileloadd reads memory at all. So the configuration is a
 // constant, which cannot be half written, and `written()` stands between writing a buffer and loading tiles from it.
 struct TileShapes {
@@ -88,7 +91,8 @@ struct Run {
 // Sixteen queries of one head.
 struct Tile {
     int head, from, rows;
-    float most[ROWS], total[ROWS];
+    alignas(64) float base[ROWS];  // scores count relative to it
+    alignas(64) float totals[ROWS][16];
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -146,7 +150,47 @@ inline void multiply_four() {
     _tile_dpbf16ps(3, 5, 7);
 }
 
-void score_groups(const Run& run, const int* groups, int n) {
+// Eight lines that are needed soon. Spread between products, these keep the unit fed from the second cache.
+inline void fetch_lines(const uint8_t* from, size_t apart) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) _mm_prefetch((const char*)from + i * apart, _MM_HINT_T0);
+}
+
+// Scores of two tiles of queries. Up to 64 wide, queries stay in their tiles while all keys pass by.
+void score_narrow(const Run& run, const int* groups, int n) {
+    const int width = run.store.width;
+    const bool two = width > 32;
+    const uint16_t *q0 = run.scratch.q, *q1 = q0 + ROWS * width;
+    float *to0 = run.scratch.scores, *to1 = to0 + 2 * ROUND * 256;
+    _tile_loadd(2, q0, 64);
+    _tile_loadd(3, q1, 64);
+    if (two) _tile_loadd(4, q0 + 512, 64);
+    if (two) _tile_loadd(5, q1 + 512, 64);
+    for (int g = 0; g < n; g++) {
+        const uint8_t* keys = run.k + (size_t)groups[g] * GROUP * width * 2;
+        for (int half = 0; half < 2; half++, keys += 32 * width) {
+            _tile_loadd(6, keys, 64);
+            _tile_zero(0);
+            _tile_zero(1);
+            const uint8_t* soon = keys + 64 * width;  // two steps later, where the next group lies next to this one
+            _tile_dpbf16ps(0, 2, 6);
+            fetch_lines(soon, 64);
+            _tile_dpbf16ps(1, 3, 6);
+            fetch_lines(soon + 512, 64);
+            if (two) {
+                _tile_loadd(7, keys + 1024, 64);
+                _tile_dpbf16ps(0, 4, 7);
+                fetch_lines(soon + 1024, 64);
+                _tile_dpbf16ps(1, 5, 7);
+                fetch_lines(soon + 1536, 64);
+            }
+            _tile_stored(0, to0 + g * 512 + half * 256, 64);
+            _tile_stored(1, to1 + g * 512 + half * 256, 64);
+        }
+    }
+}
+
+void score_wide(const Run& run, const int* groups, int n) {
     const int width = run.store.width;
     const uint16_t *q0 = run.scratch.q, *q1 = q0 + ROWS * width;
     float *to0 = run.scratch.scores, *to1 = to0 + 2 * ROUND * 256;
@@ -185,7 +229,15 @@ void add_values(const Run& run, const int* groups, int n) {
             _tile_loadd(4, p0 + g * 512, 64);
             _tile_loadd(5, p1 + g * 512, 64);
             _tile_loadd(7, values + 64, width * 4);
-            multiply_four();
+            const uint8_t* soon = run.v + (size_t)groups[g + 1 < n ? g + 1 : g] * GROUP * width * 2 + c * 4;
+            _tile_dpbf16ps(0, 4, 6);
+            fetch_lines(soon, width * 4);
+            _tile_dpbf16ps(1, 4, 7);
+            fetch_lines(soon + 64, width * 4);
+            _tile_dpbf16ps(2, 5, 6);
+            fetch_lines(soon + 8 * width * 4, width * 4);
+            _tile_dpbf16ps(3, 5, 7);
+            fetch_lines(soon + 8 * width * 4 + 64, width * 4);
         }
         _tile_stored(0, sums0, width * 4);
         _tile_stored(1, sums0 + 16, width * 4);
@@ -225,10 +277,10 @@ inline __m512 capped(__m512 x, float softcap) {
 }
 
 // Caps all scores of a tile and hides what its queries do not see.
-void cap_and_hide(const Run& run, const Tile& tile, float* scores, const int* groups, int n) {
+void cap_and_hide(const Run& run, const Tile& tile, float* scores, const int* groups, const bool* partly, int n) {
     const int query = run.seen.query + tile.from;
     for (int g = 0; g < n; g++) {
-        bool hide = sight(run.seen, run.scratch.groups[groups[g]], query, query + tile.rows - 1) != EVERYBODY;
+        bool hide = partly[g] && sight(run.seen, run.scratch.groups[groups[g]], query, query + tile.rows - 1) != EVERYBODY;
         if (!hide && run.softcap <= 0) continue;
         for (int half = 0; half < 2; half++) {
             float* at = scores + (2 * g + half) * 256;
@@ -243,34 +295,69 @@ void cap_and_hide(const Run& run, const Tile& tile, float* scores, const int* gr
     }
 }
 
-// Scores of n groups to weights for one tile of queries; what was summed up before is scaled to the new largest score.
+// The largest number of each of 16 rows, as one vector.
+inline __m512 highest_of_rows(const __m512* rows) {
+    __m512 pairs[8], fours[4], eights[2];
+    for (int i = 0; i < 8; i++) {
+        __m512 a = rows[2 * i], b = rows[2 * i + 1];
+        pairs[i] = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m512 a = fours[2 * i], b = fours[2 * i + 1];
+        eights[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    return _mm512_max_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88), _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+}
+
+// What was summed up so far for some rows of a tile, relative to a new base.
+void rebase(const Run& run, Tile& tile, int which, uint32_t rows, const float* factors) {
+    for (; rows; rows &= rows - 1) {
+        const int i = __builtin_ctz(rows);
+        const __m512 factor = _mm512_set1_ps(factors[i]);
+        float* sums = run.scratch.sums + (which * ROWS + i) * run.store.width;
+        for (int c = 0; c < run.store.width; c += 16) _mm512_store_ps(sums + c, _mm512_mul_ps(_mm512_load_ps(sums + c), factor));
+        _mm512_store_ps(tile.totals[i], _mm512_mul_ps(_mm512_load_ps(tile.totals[i]), factor));
+    }
+}
+
+// Scores of n groups to weights for one tile of queries, relative to a base. The base follows the largest score at a distance:
+// weights may be as large as 2^SLACK, which costs no precision and saves scaling the sums again and again.
 void weigh(const Run& run, Tile& tile, int which, int n) {
     float* scores = run.scratch.scores + which * 2 * ROUND * 256;
+    __m512 highest[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) highest[i] = _mm512_set1_ps(-INFINITY);
+    for (int g = 0; g < n; g++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            highest[i] = _mm512_max_ps(highest[i], _mm512_load_ps(scores + g * 512 + i * 16));
+            highest[i] = _mm512_max_ps(highest[i], _mm512_load_ps(scores + g * 512 + 256 + i * 16));
+        }
+    }
+    const __m512 top = highest_of_rows(highest), base = _mm512_load_ps(tile.base);
+    const __mmask16 rise = _mm512_cmp_ps_mask(top, _mm512_add_ps(base, _mm512_set1_ps(SLACK)), _CMP_GT_OQ);
+    if (rise) {
+        // A base of LOWEST is for rows that have seen nothing: their sums are zeros, and so is the factor.
+        alignas(64) float factors[ROWS];
+        _mm512_store_ps(factors, power_of_two<true>(_mm512_sub_ps(base, top)));
+        _mm512_store_ps(tile.base, _mm512_mask_mov_ps(base, rise, top));
+        rebase(run, tile, which, rise & _mm512_cmp_ps_mask(base, _mm512_set1_ps(LOWEST), _CMP_NEQ_OQ), factors);
+    }
     for (int i = 0; i < ROWS; i++) {
-        __m512 highest = _mm512_set1_ps(-INFINITY), other = highest;
-        for (int g = 0; g < n; g++) {
-            highest = _mm512_max_ps(highest, _mm512_load_ps(scores + g * 512 + i * 16));
-            other = _mm512_max_ps(other, _mm512_load_ps(scores + g * 512 + 256 + i * 16));
-        }
-        float top = _mm512_reduce_max_ps(_mm512_max_ps(highest, other));
-        if (top > tile.most[i]) {
-            if (tile.most[i] != -INFINITY) {
-                float factor = exp2f(tile.most[i] - top), *sums = run.scratch.sums + (which * ROWS + i) * run.store.width;
-                tile.total[i] *= factor;
-                for (int c = 0; c < run.store.width; c += 16)
-                    _mm512_store_ps(sums + c, _mm512_mul_ps(_mm512_load_ps(sums + c), _mm512_set1_ps(factor)));
-            }
-            tile.most[i] = top;
-        }
-        // Where nothing was seen yet all scores are -inf: any finite base gives weights of 0.
-        __m512 base = _mm512_set1_ps(tile.most[i] == -INFINITY ? 0 : tile.most[i]), sum = _mm512_setzero_ps();
-        for (int g = 0; g < n; g++) {
-            __m512 a = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(scores + g * 512 + i * 16), base));
-            __m512 b = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(scores + g * 512 + 256 + i * 16), base));
+        const __m512 base = _mm512_set1_ps(tile.base[i]);
+        __m512 sum = _mm512_load_ps(tile.totals[i]);
+        float* at = scores + i * 16;
+        for (int g = 0; g < n; g++, at += 512) {
+            __m512 a = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(at), base));
+            __m512 b = power_of_two<false>(_mm512_sub_ps(_mm512_load_ps(at + 256), base));
             sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
-            _mm512_store_si512(scores + g * 512 + i * 16, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+            _mm512_store_si512(at, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
-        tile.total[i] += _mm512_reduce_add_ps(sum);
+        _mm512_store_ps(tile.totals[i], sum);
     }
 }
 
@@ -284,7 +371,8 @@ void begin_tile(const Run& run, Tile& tile, int which, int number) {
     tile.rows = run.T - tile.from < ROWS ? run.T - tile.from : ROWS;
     if (tile.rows < 0) tile.rows = 0;
     for (int i = 0; i < ROWS; i++) {
-        tile.most[i] = -INFINITY, tile.total[i] = 0;
+        tile.base[i] = LOWEST;
+        _mm512_store_ps(tile.totals[i], _mm512_setzero_ps());
         const float* q = run.q + (size_t)(tile.from + i) * run.ldq + tile.head * dim;
         uint16_t* to = run.scratch.q + which * ROWS * width + i * 32;
         for (int c = 0; c < width; c += 16) {
@@ -297,20 +385,27 @@ void begin_tile(const Run& run, Tile& tile, int which, int number) {
     memset(run.scratch.sums + which * ROWS * width, 0, ROWS * width * sizeof(float));
 }
 
-void end_tile(const Run& run, const Tile& tile, int which) {
+// Whether all results are numbers. They are not where values are not, even those of slots that a query does not see: a weight
+// of 0 times what is no number is no number.
+bool end_tile(const Run& run, const Tile& tile, int which) {
     const int width = run.store.width, dim = run.store.dim;
+    __mmask16 odd = 0;
     for (int i = 0; i < tile.rows; i++) {
         const float* sums = run.scratch.sums + (which * ROWS + i) * width;
         float* out = run.out + (size_t)(tile.from + i) * run.ldo + tile.head * dim;
-        __m512 factor = _mm512_set1_ps(tile.total[i] > 0 ? 1 / tile.total[i] : tile.total[i]);
+        const float total = _mm512_reduce_add_ps(_mm512_load_ps(tile.totals[i]));
+        const __m512 factor = _mm512_set1_ps(total > 0 ? 1 / total : total);
         for (int c = 0; c < dim; c += 16) {
             __mmask16 mask = dim - c >= 16 ? 0xffff : (1 << (dim - c)) - 1;
-            _mm512_mask_storeu_ps(out + c, mask, _mm512_mul_ps(_mm512_load_ps(sums + c), factor));
+            const __m512 x = _mm512_mul_ps(_mm512_load_ps(sums + c), factor);
+            _mm512_mask_storeu_ps(out + c, mask, x);
+            odd |= _mm512_mask_cmp_ps_mask(mask, _mm512_abs_ps(x), _mm512_set1_ps(INFINITY), _CMP_NLT_UQ);
         }
     }
+    return !odd;
 }
 
-void two_tiles(const Run& run, int number, int tiles) {
+bool two_tiles(const Run& run, int number, int tiles) {
     Tile tile[2];
     for (int i = 0; i < 2; i++) begin_tile(run, tile[i], i, number + i);
     const Tile& latest = tile[tiles - 1];
@@ -318,30 +413,24 @@ void two_tiles(const Run& run, int number, int tiles) {
     const int end = (run.seen.last + GROUP - 1) / GROUP;
     for (int group = run.seen.first / GROUP; group < end;) {
         int groups[ROUND], n = 0;
-        for (; group < end && n < ROUND; group++)
-            if (sight(run.seen, run.scratch.groups[group], first, last) != NOBODY) groups[n++] = group;
+        bool partly[ROUND];
+        for (; group < end && n < ROUND; group++) {
+            const Sight who = sight(run.seen, run.scratch.groups[group], first, last);
+            if (who != NOBODY) groups[n] = group, partly[n++] = who != EVERYBODY;
+        }
         if (n == 0) break;
         written();
-        score_groups(run, groups, n);
+        run.store.width <= 64 ? score_narrow(run, groups, n) : score_wide(run, groups, n);
         for (int i = 0; i < tiles; i++) {
-            cap_and_hide(run, tile[i], run.scratch.scores + i * 2 * ROUND * 256, groups, n);
+            cap_and_hide(run, tile[i], run.scratch.scores + i * 2 * ROUND * 256, groups, partly, n);
             weigh(run, tile[i], i, n);
         }
         written();
         add_values(run, groups, n);
     }
-    for (int i = 0; i < tiles; i++) end_tile(run, tile[i], i);
-}
-
-// A weight of 0 times what is no number is no number, so tiles are only for values that all are numbers.
-bool all_finite(const Run& run) {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    const size_t row = (size_t)run.store.width * 2;
-    const size_t from = run.seen.first / GROUP * GROUP * row, to = (size_t)((run.seen.last + GROUP - 1) / GROUP * GROUP) * row;
-    __mmask32 odd = 0;
-    for (size_t at = from; at < to; at += 64)
-        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_load_si512(run.v + at), exponent), exponent);
-    return !odd;
+    bool numbers = true;
+    for (int i = 0; i < tiles; i++) numbers &= end_tile(run, tile[i], i);
+    return numbers;
 }
 
 // Query by query, for what tiles cannot do.
@@ -366,12 +455,13 @@ void many(const Store& store, int head, const float* q, int ldq, int count, int 
           const Visible& seen, float* out, int ldo, void* memory) {
     const size_t at = head * store.head_bytes();
     const Run run = {store, store.k + at, store.v + at, q, ldq, count, T, scale, softcap, seen, out, ldo, Scratch(store, memory)};
-    if (!all_finite(run)) return one_by_one(run, head);
     look_at_groups(seen, run.scratch.groups);
     _tile_loadconfig(&SHAPES);
     const int tiles = (T + ROWS - 1) / ROWS * count;
-    for (int number = 0; number < tiles; number += 2) two_tiles(run, number, tiles - number < 2 ? 1 : 2);
+    bool numbers = true;
+    for (int number = 0; number < tiles; number += 2) numbers &= two_tiles(run, number, tiles - number < 2 ? 1 : 2);
     _tile_release();
+    if (!numbers) one_by_one(run, head);
 }
 
 void put(const Store& store, int head, int slot, const float* k, const float* v) {

@@ -26,15 +26,21 @@ Engine::Engine(Plan plan, int threads, int level)
       sines_(plan_.rotaries.size()),
       scratch_(pool_.size()) {}
 
-void Crowd::saw(int threads, int sleeps) {
+void Crowd::saw(int threads, int sleeps, double seconds) {
     if (left_ > 0) {
-        left_--;
-    } else if (threads > 1 && sleeps >= MANY_SLEEPS) {
-        left_ = pause_;
-        pause_ = pause_ * 2 < LONGEST ? pause_ * 2 : LONGEST;
-        calm_ = 0;
-    } else if (++calm_ >= SHORTEST) {
-        pause_ = SHORTEST;
+        follow(alone_, seconds);
+        if (--left_ == 0) together_ = alone_ * 0.9;  // the benefit of the doubt, but not much of it
+    } else if (threads > 1) {
+        follow(together_, seconds);
+        if (sleeps < MANY_SLEEPS) {
+            if (++calm_ >= SHORTEST) pause_ = SHORTEST;
+        } else if (alone_ == 0) {
+            left_ = TRIAL;  // how fast is one thread by itself?
+        } else if (together_ > alone_) {
+            left_ = pause_;
+            pause_ = pause_ * 2 < LONGEST ? pause_ * 2 : LONGEST;
+            calm_ = 0;
+        }
     }
 }
 
@@ -126,8 +132,10 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, int count, const 
         }
         if (count <= SMALL) {
             int threads = crowd_.threads(pool_.size());
+            double started = seconds_now();
             pool_.run(work, this, threads);
-            crowd_.saw(threads, pool_.sleeps());
+            crowd_.saw(threads, pool_.sleeps(), (seconds_now() - started) / count);
+            seconds.calls += timed, seconds.alone += timed && threads < pool_.size();
         } else {
             pool_.run(work, this, pool_.size());
         }

@@ -129,15 +129,17 @@ struct RowRun {  // rows of one sequence at consecutive positions
 };
 
 // How many threads to decode with. When another program wants a core, threads that must meet every few microseconds wait for
-// whichever of them is not running, and two are slower than one. So a run in which threads fell asleep is followed by runs with
-// one thread, and now and then by one with all of them, to see whether the machine is calm again.
+// whichever of them is not running, and two are slower than one. So the time of calls is followed for all threads and for one
+// alone. A call in which threads fell asleep is a reason to try with one, and after a while all of them are tried again.
 class Crowd {
   public:
     int threads(int all) { return left_ > 0 ? 1 : all; }
-    void saw(int threads, int sleeps);
+    void saw(int threads, int sleeps, double seconds);
 
   private:
-    static constexpr int MANY_SLEEPS = 3, SHORTEST = 16, LONGEST = 256;  // runs
+    static constexpr int MANY_SLEEPS = 3, TRIAL = 6, SHORTEST = 16, LONGEST = 256;  // calls
+    static void follow(double& mean, double seconds) { mean = mean > 0 ? mean + (seconds - mean) / 8 : seconds; }
+    double together_ = 0, alone_ = 0;  // seconds of a call, 0 where not known
     int left_ = 0, pause_ = SHORTEST, calm_ = 0;
 };
 
@@ -159,6 +161,7 @@ class Engine {
 
     struct Seconds {  // per kind of step, of thread 0, when timing is on
         double total[16] = {};
+        int calls = 0, alone = 0;  // of few rows; with one thread because another program wanted a core
     };
     Seconds seconds;
     bool timed = false;

@@ -41,9 +41,11 @@ EXPORT float* orchard_engine_buffer(const Engine* engine, int number) { return e
 
 EXPORT int orchard_engine_threads(const Engine* engine) { return engine->threads(); }
 
-// Seconds that thread 0 spent on each kind of step since timing was last turned on.
+// Seconds that thread 0 spent on each kind of step since timing was last turned on; then [14] calls of few rows, [15] those of
+// them that ran with one thread because another program wanted a core.
 EXPORT void orchard_engine_timing(Engine* engine, int on, double* seconds) {
     for (int kind = 0; seconds && kind < 16; kind++) seconds[kind] = engine->seconds.total[kind];
+    if (seconds) seconds[14] = engine->seconds.calls, seconds[15] = engine->seconds.alone;
     engine->seconds = Engine::Seconds();
     engine->timed = on != 0;
 }

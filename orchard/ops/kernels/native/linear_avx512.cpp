@@ -130,15 +130,16 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
     }
 }
 
-// GROUP 0: any multiple of 32. From five rows on the sums of a whole block do not fit into 32 registers, so halves take turns.
+// GROUP 0: any multiple of 32. From three rows on the sums of a whole block do not fit into 32 registers, so halves take turns.
+// Weights are asked for ahead up to block `until`.
 template <int BITS, int GROUP, bool MINIMUM, int T>
-void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, float* y, int ldy, bool add) {
-    constexpr int HALVES = T <= 4 ? 2 : 1;
+void linear_q_rows(const Weight& w, int first, int last, int until, const QuantRows& x, float* y, int ldy, bool add) {
+    constexpr int HALVES = T <= 2 ? 2 : 1;
     constexpr int HEADER = MINIMUM ? 128 : 64;
     const int group = GROUP ? GROUP : w.group;
     const int groups = w.padded_cols() / group, chunks = group * BITS / 32;
     const size_t group_bytes = HEADER + (size_t)group * BITS * 4, block_bytes = groups * group_bytes;
-    const uint8_t* const end = w.data + last * block_bytes;
+    const uint8_t* const end = w.data + until * block_bytes;
     // Where halves take turns, each asks for its own lines of the next block, so that memory is kept busy all the time.
     const size_t distance = HALVES == 2 ? AHEAD : block_bytes;
     const float zero = zero_of(w.kind, MINIMUM);
@@ -188,16 +189,17 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
 }
 
 template <int BITS, int GROUP, bool MINIMUM>
-void linear_q_any(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
-    switch (T) {
-        case 1: return linear_q_rows<BITS, GROUP, MINIMUM, 1>(w, first, last, x, y, ldy, add);
-        case 2: return linear_q_rows<BITS, GROUP, MINIMUM, 2>(w, first, last, x, y, ldy, add);
-        case 3: return linear_q_rows<BITS, GROUP, MINIMUM, 3>(w, first, last, x, y, ldy, add);
-        case 4: return linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, first, last, x, y, ldy, add);
-        case 5: return linear_q_rows<BITS, GROUP, MINIMUM, 5>(w, first, last, x, y, ldy, add);
-        case 6: return linear_q_rows<BITS, GROUP, MINIMUM, 6>(w, first, last, x, y, ldy, add);
-        case 7: return linear_q_rows<BITS, GROUP, MINIMUM, 7>(w, first, last, x, y, ldy, add);
-        default: return linear_q_rows<BITS, GROUP, MINIMUM, 8>(w, first, last, x, y, ldy, add);
+void linear_q_any(const Weight& w, int first, int last, QuantRows x, int T, float* y, int ldy, bool add) {
+    if (T == 1) return linear_q_rows<BITS, GROUP, MINIMUM, 1>(w, first, last, last, x, y, ldy, add);
+    if (T == 2) return linear_q_rows<BITS, GROUP, MINIMUM, 2>(w, first, last, last, x, y, ldy, add);
+    if (T == 3) return linear_q_rows<BITS, GROUP, MINIMUM, 3>(w, first, last, last, x, y, ldy, add);
+    if (T == 4) return linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, first, last, last, x, y, ldy, add);
+    // Eight digits are what registers hold: four rows, then the others while the block is still in the nearest cache.
+    QuantRows rest = x;
+    rest.q += (size_t)4 * x.ldq, rest.low += (size_t)4 * x.ldq, rest.scale += (size_t)4 * x.ldg, rest.sum += (size_t)4 * x.ldg;
+    for (int b = first; b < last; ++b) {
+        linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, b, b + 1, last, x, y, ldy, add);
+        linear_q_any<BITS, GROUP, MINIMUM>(w, b, b + 1, rest, T - 4, y + (size_t)4 * ldy, ldy, add);
     }
 }
 

@@ -160,11 +160,23 @@ void panel(const Weight& w, int first, int last, void* panel) {
     }
 }
 
-// Eight lines of what is needed two steps later. Spread between the products, these keep the unit fed from the second cache,
-// also where another process keeps pushing things out of the first.
-inline void prefetch_lines(const uint8_t* w, int line) {
+// Eight lines each of what is needed two steps later. Spread between the products, these keep the unit fed from the second
+// cache, also where another process keeps pushing things out of the first. Measured on two shared cores: 10 to 15 % less time
+// where the processor is busy with others, 5 % more where it is not, because then activations come quickly enough by themselves.
+inline void prefetch_lines(const uint8_t* x, const uint8_t* w, int line) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) _mm_prefetch((const char*)w + 2 * STEP_BYTES + (line + i) * 64, _MM_HINT_T0);
+    for (int i = 0; i < 8; ++i) {
+        _mm_prefetch((const char*)w + 2 * STEP_BYTES + (line + i) * 64, _MM_HINT_T0);
+        _mm_prefetch((const char*)x + 2 * STEP_BYTES + (line + i) * 64, _MM_HINT_T0);
+    }
+}
+
+// Two rows of the output, to be written soon: otherwise each line waits for its turn to be fetched when the sums are stored.
+inline void prefetch_rows(const uint8_t* out, size_t ldy_bytes) {
+    for (int i = 0; i < 2; ++i, out += ldy_bytes) {
+        __asm__ volatile("prefetchw %0" ::"m"(out[0]));
+        __asm__ volatile("prefetchw %0" ::"m"(out[64]));
+    }
 }
 
 // 32 rows of weights times 32 (or, without `second`, 16) rows of activations over some steps. Tiles 0-3: sums; 4, 5: activations;
@@ -184,18 +196,19 @@ inline void multiply_steps(const uint8_t* x, const uint8_t* w, int steps, float*
         if (SECOND) _tile_zero(3);
     }
     for (int s = 0; s < steps; ++s, x += STEP_BYTES, w += STEP_BYTES) {
+        if (!load && s < (SECOND ? 16 : 8)) prefetch_rows(out + 2 * s * ldy_bytes, ldy_bytes);
         _tile_loadd(6, w, 64);
         _tile_loadd(4, x, 64);
         _tile_loadd(7, w + 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
-        prefetch_lines(w, 0);
+        prefetch_lines(x, w, 0);
         if (SECOND) _tile_loadd(5, x + 1024, 64);
         _tile_dpbf16ps(1, 4, 7);
-        prefetch_lines(w, 8);
+        prefetch_lines(x, w, 8);
         if (SECOND) _tile_dpbf16ps(2, 5, 6);
-        prefetch_lines(w, 16);
+        prefetch_lines(x, w, 16);
         if (SECOND) _tile_dpbf16ps(3, 5, 7);
-        prefetch_lines(w, 24);
+        prefetch_lines(x, w, 24);
     }
     _tile_stored(0, out, ldy_bytes);
     _tile_stored(1, out + 64, ldy_bytes);

@@ -6,7 +6,9 @@ namespace orchard {
 namespace {
 
 // Between two steps Python picks a token, so helpers spin a little longer before work than at a barrier inside it.
-constexpr long SPIN_FOR_WORK = 150'000, SPIN_AT_BARRIER = 60'000;  // nanoseconds
+// After somebody has slept, the others spin longer for the rest of the run: waking takes a while, and one late thread must not
+// send all of them to sleep in turns.
+constexpr long SPIN_FOR_WORK = 150'000, SPIN_AT_BARRIER = 60'000, SPIN_AFTER_SLEEP = 300'000;  // nanoseconds
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -96,7 +98,7 @@ void Pool::barrier() {
         arrived_.store(0, std::memory_order_relaxed);
         meeting_.open();
     } else {
-        if (meeting_.wait(seen, SPIN_AT_BARRIER)) sleeps_.fetch_add(1, std::memory_order_relaxed);
+        if (meeting_.wait(seen, sleeps() ? SPIN_AFTER_SLEEP : SPIN_AT_BARRIER)) sleeps_.fetch_add(1, std::memory_order_relaxed);
     }
 }
 

@@ -133,10 +133,12 @@ class Program:
         return np.ctypeslib.as_array(values, (rows, width))
 
     def timing(self, on: bool) -> dict[str, float]:
-        """Seconds per kind of step since timing was last turned on; turns it on or off."""
+        """Seconds per kind of step since timing was last turned on; turns it on or off. Also how many `calls` of few rows
+        there were, and how many of them ran `alone`, on one thread, because another program wanted a core."""
         seconds = np.zeros(16)
         self._calls.orchard_engine_timing(self._engine, int(on), seconds.ctypes.data)
-        return {kind: float(seconds[place]) for place, kind in enumerate(ORDER) if seconds[place]}
+        names = {**dict(enumerate(ORDER)), 14: "calls", 15: "alone"}
+        return {name: float(seconds[place]) for place, name in names.items() if seconds[place]}
 
 
 class Stores:

@@ -4,6 +4,13 @@
 #include "walk.h"
 
 namespace orchard {
+namespace {
+
+// Blocks of weights that a thread takes at a time when there are many rows: cores that share their machine with others do not run
+// at one speed, so whoever is done first takes more.
+constexpr int LINEAR_TASK = 3, GATED_TASK = 4;
+
+}  // namespace
 
 void Walk::tables() {
     const Plan& plan = engine.plan_;
@@ -79,6 +86,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
             }
             engine.matrix_->pack(x, ld, count, cols, first, last, engine.shared_.as<void>());
         }
+        if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
         barrier();
         return input;
     }
@@ -173,24 +181,26 @@ void Walk::linear(const Step& step) {
     Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, rows(), nullptr);
     int total = 0;
     for (const OutputRef& output : step.outputs) total += output.weight.blocks();
-    int begin = from(total), end = upto(total), before = 0;
-    for (const OutputRef& output : step.outputs) {
-        int blocks = output.weight.blocks();
-        int first = begin - before, last = end - before;
-        first = first < 0 ? 0 : first, last = last > blocks ? blocks : last;
-        multiply(output, input, first, last, buffer(output.to), width(output.to), output.add);
-        before += blocks;
-    }
+    auto some = [&](int begin, int end) {
+        int before = 0;
+        for (const OutputRef& output : step.outputs) {
+            int blocks = output.weight.blocks();
+            int first = begin - before, last = end - before;
+            first = first < 0 ? 0 : first, last = last > blocks ? blocks : last;
+            multiply(output, input, first, last, buffer(output.to), width(output.to), output.add);
+            before += blocks;
+        }
+    };
+    if (!input.packed) return some(from(total), upto(total));
+    for (int begin; (begin = LINEAR_TASK * engine.next_task_.fetch_add(1, std::memory_order_relaxed)) < total;)
+        some(begin, begin + LINEAR_TASK < total ? begin + LINEAR_TASK : total);
 }
 
 void Walk::gated(const Step& step) {
     Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, rows(), nullptr);
     const OutputRef &gate = step.outputs[0], &up = step.outputs[1];
-    const int hidden = gate.weight.rows, first = from(gate.weight.blocks()), last = upto(gate.weight.blocks());
-    // A few blocks at a time when there are many rows, so that gate and up are still in the cache when they meet.
-    const int step_blocks = input.packed ? 4 : last - first > 0 ? last - first : 1;
-    for (int block = first; block < last; block += step_blocks) {
-        int end = block + step_blocks < last ? block + step_blocks : last;
+    const int hidden = gate.weight.rows, blocks = gate.weight.blocks();
+    auto some = [&](int block, int end) {
         int begin = block * 32, count = (end * 32 < hidden ? end * 32 : hidden) - begin, ld = round_up(count, 16);
         scratch.gate.reserve((size_t)2 * input.rows * ld * 4);
         float *gates = scratch.gate.as<float>(), *ups = gates + (size_t)input.rows * ld;
@@ -199,7 +209,14 @@ void Walk::gated(const Step& step) {
         for (int t = 0; t < input.rows; t++)
             engine.vector_->gate(gates + (size_t)t * ld, ups + (size_t)t * ld, count, step.activation,
                                  buffer(step.to) + (size_t)t * width(step.to) + begin);
+    };
+    if (!input.packed) {
+        if (from(blocks) < upto(blocks)) some(from(blocks), upto(blocks));
+        return;
     }
+    // A few blocks at a time when there are many rows, so that gate and up are still in the cache when they meet.
+    for (int block; (block = GATED_TASK * engine.next_task_.fetch_add(1, std::memory_order_relaxed)) < blocks;)
+        some(block, block + GATED_TASK < blocks ? block + GATED_TASK : blocks);
 }
 
 void Walk::head(const Step& step) {
