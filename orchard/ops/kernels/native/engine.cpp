@@ -32,10 +32,11 @@ void Crowd::saw(int threads, int sleeps, double seconds) {
         if (--left_ == 0) together_ = alone_ * 0.9;  // the benefit of the doubt, but not much of it
     } else if (threads > 1) {
         follow(together_, seconds);
+        best_ = best_ > 0 && best_ * 1.001 < seconds ? best_ * 1.001 : seconds;  // contexts grow, and steps with them
         if (sleeps < MANY_SLEEPS) {
             if (++calm_ >= SHORTEST) pause_ = SHORTEST;
         } else if (alone_ == 0) {
-            left_ = TRIAL;  // how fast is one thread by itself?
+            if (together_ > 1.4 * best_) left_ = TRIAL;  // this is no passing trouble: how fast is one thread by itself?
         } else if (together_ > alone_) {
             left_ = pause_;
             pause_ = pause_ * 2 < LONGEST ? pause_ * 2 : LONGEST;

@@ -139,7 +139,7 @@ class Crowd {
   private:
     static constexpr int MANY_SLEEPS = 3, TRIAL = 6, SHORTEST = 16, LONGEST = 256;  // calls
     static void follow(double& mean, double seconds) { mean = mean > 0 ? mean + (seconds - mean) / 8 : seconds; }
-    double together_ = 0, alone_ = 0;  // seconds of a call, 0 where not known
+    double together_ = 0, alone_ = 0, best_ = 0;  // seconds of a call, 0 where not known
     int left_ = 0, pause_ = SHORTEST, calm_ = 0;
 };
 

@@ -69,7 +69,7 @@ void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t
 
 // The integer dot products of one group: `dots[d][h]` for D rows of digits and HALVES halves, the first of which is `half`.
 template <int BITS, int D, int HALVES>
-inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t* const (&x)[D], const uint8_t* ahead,
+inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t* const (&x)[D], const uint8_t* ahead, int near,
                        __m512i (&dots)[D][HALVES]) {
     constexpr int PARTS = 8 / BITS;  // codes in a byte
     const __m512i mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
@@ -84,7 +84,12 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
         for (int c = 0; c < chunks; ++c) {
             __m512i word[HALVES];
             for (int h = 0; h < HALVES; ++h) {
-                prefetch(ahead + c * 128 + h * 64);
+                if (near) {
+                    prefetch<false>(ahead + c * 128 + h * 64);
+                    prefetch(codes + c * 128 + h * 64 + near);
+                } else {
+                    prefetch(ahead + c * 128 + h * 64);
+                }
                 word[h] = _mm512_load_si512(codes + c * 128 + (half + h) * 64);
             }
 #pragma GCC unroll 4
@@ -134,14 +139,17 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
 // Weights are asked for ahead up to block `until`.
 template <int BITS, int GROUP, bool MINIMUM, int T>
 void linear_q_rows(const Weight& w, int first, int last, int until, const QuantRows& x, float* y, int ldy, bool add) {
-    constexpr int HALVES = T <= 2 ? 2 : 1;
+    constexpr int HALVES = T <= 4 ? 2 : 1;
     constexpr int HEADER = MINIMUM ? 128 : 64;
     const int group = GROUP ? GROUP : w.group;
     const int groups = w.padded_cols() / group, chunks = group * BITS / 32;
     const size_t group_bytes = HEADER + (size_t)group * BITS * 4, block_bytes = groups * group_bytes;
     const uint8_t* const end = w.data + until * block_bytes;
     // Where halves take turns, each asks for its own lines of the next block, so that memory is kept busy all the time.
-    const size_t distance = HALVES == 2 ? AHEAD : block_bytes;
+    // A matrix that does not come from a cache is asked for earlier, and once more when it is close.
+    const bool large = w.blocks() * block_bytes > LARGE;
+    const size_t distance = HALVES == 2 ? (large ? FAR : AHEAD) : block_bytes;
+    const int near = large ? NEAR : 0;
     const float zero = zero_of(w.kind, MINIMUM);
     for (int b = first; b < last; ++b) {
         for (int half = 0; half < 2; half += HALVES) {
@@ -160,7 +168,7 @@ void linear_q_rows(const Weight& w, int first, int last, int until, const QuantR
                     rows[2 * t + 1] = x.low + (size_t)t * x.ldq + g * group;
                 }
                 __m512i dots[2 * T][HALVES];
-                group_dots<BITS, 2 * T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, dots);
+                group_dots<BITS, 2 * T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, near, dots);
                 __m512 scale[HALVES], minimum[HALVES];
                 for (int h = 0; h < HALVES; ++h) {
                     scale[h] = halves_to_floats(at + (half + h) * 32);

@@ -13,6 +13,8 @@ namespace {
 // How far ahead of the arithmetic weights are asked for. Some pages of four kilobytes: the processor's own prefetcher stops at
 // the end of each page, and a file mapped into memory has small ones.
 constexpr int AHEAD = 6144;
+constexpr int FAR = 14336, NEAR = 1024;
+constexpr size_t LARGE = 2u << 20;  // bytes of a matrix from which it is asked for that far ahead
 
 // The code that stands for `minimum`, or for zero where there are no minima.
 inline float zero_of(Kind kind, bool minimum) {
