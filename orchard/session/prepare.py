@@ -102,7 +102,7 @@ def made(source: Path, rewrite: Rewrite | None = None, *, reason: str = "") -> P
         decoder = load_decoder(checkpoint, rewrite(tree) if rewrite is not None else tree)
         try:
             plan = lower(decoder)
-        except (OrchardError, NotImplementedError) as error:
+        except OrchardError as error:
             return Prepared(tokenizer=tokenizer, reason=f"it cannot be lowered: {error}")
     return Prepared(plan, tokenizer, reason=reason)
 
@@ -194,7 +194,7 @@ def _alone(path: Path) -> Iterator[None]:
         locks.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(locks / f"{path.name.rsplit('-', 2)[-2]}.lock"))
         lock.acquire()
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the latter from filelock, where a file system has no locks
         raise _CannotKeep(getattr(error, "strerror", None) or str(error)) from error
     try:
         yield

@@ -104,8 +104,8 @@ def _bytes(array: np.ndarray) -> memoryview:
 class PackedFile:
     """An open packed file: `header`, and `tensors` as read-only arrays that lie in the file's memory.
 
-    Every token reads every weight, and the pages of a mapped file are small: finding them costs up to a tenth of the time
-    of a token. So a file that fits well is read into memory with large pages, and only one that does not is mapped.
+    Every token reads every weight, and finding the small pages of a mapped file takes a part of its time that can be
+    measured (docs/log.md). So a file that fits well is read into memory with large pages; one that does not is mapped.
     """
 
     def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
