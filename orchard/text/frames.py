@@ -1,6 +1,6 @@
 """What a chat template puts around one user message, worked out once, so that a plain question needs no template engine.
 
-Jinja and its sandbox take a noticeable part of the time from the start of a process to its first token. Most templates copy the text of a
+Jinja and its sandbox take noticeable time between start and first token. Most templates copy the text of a
 message as it is; for those, whatever surrounds the text is always the same. That a template does so is not guessed from
 examples but read from its syntax: `copies_content` accepts only what cannot look into a message's text. A frame stands in
 for the first step of `orchard.text.chat` and nothing else: text that spells a control token goes the whole way, as ever.
