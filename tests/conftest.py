@@ -28,7 +28,7 @@ _spec = importlib.util.spec_from_file_location("no_network", NO_NETWORK / "sitec
 assert _spec is not None and _spec.loader is not None
 _spec.loader.exec_module(importlib.util.module_from_spec(_spec))  # installs the hook in this process
 
-settings.register_profile("ci", deadline=None, derandomize=os.environ.get("CI", "").lower() in ("1", "true"))
+settings.register_profile("ci", deadline=None, derandomize=os.environ.get("ORCHARD_TEST_RANDOM", "") in ("", "0"))
 settings.load_profile("ci")
 
 

@@ -6,12 +6,12 @@ A figure is a name with the length it was taken at, such as `decode 2048`; topic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 TOPICS = ("ttft", "prefill", "decode", "batch", "memory", "start", "busy", "linear", "shape", "quality", "families")
-UNITS = {"ttft": "s", "start": "s", "memory": "bytes", "linear": "s"}  # everything else counts tokens per second
+UNITS = {"ttft": "s", "start": "s", "memory": "bytes", "linear": "s", "bandwidth": "B/s"}  # all else: tokens per second
 PROMPT = 37
 LINEAR = (512, 1024, 2048, 4096, 8192, 16_384)
 
@@ -28,10 +28,12 @@ class Case:
     read_gives: str = ""
     step_gives: str = ""
     memory_gives: str = ""
+    limit_gives: str = ""
+    """How fast memory was read between repeats: beside a figure of the same minute, as neighbours come and go."""
 
     @property
     def figures(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.read_gives, self.step_gives, self.memory_gives) if name)
+        return tuple(name for name in (self.read_gives, self.step_gives, self.memory_gives, self.limit_gives) if name)
 
     @property
     def length(self) -> int:
@@ -50,6 +52,7 @@ class Case:
             "repeats": min(self.repeats, 2) if slow else self.repeats,
             "warm": self.warm,
             "length": self.length,
+            "limit": bool(self.limit_gives),
         }
 
     def measured(self, answer: Mapping[str, Any]) -> dict[str, float]:
@@ -63,6 +66,8 @@ class Case:
             found[self.step_gives] = seconds if topic_of(self.step_gives) == "linear" else len(self.prompts) / seconds
         if self.memory_gives:
             found[self.memory_gives] = float(answer["memory"])
+        if self.limit_gives and all(answer["bandwidth"]):
+            found[self.limit_gives] = median(answer["bandwidth"])
         return found
 
 
@@ -75,7 +80,7 @@ def unit_of(figure: str) -> str:
 
 
 def smaller_is_better(figure: str) -> bool:
-    return topic_of(figure) in UNITS
+    return topic_of(figure) in UNITS and topic_of(figure) != "bandwidth"
 
 
 def context_case(length: int, *, steps: int, repeats: int = 1, warm: int = 0) -> Case:
@@ -98,7 +103,9 @@ def one_sequence() -> list[Case]:
         Case("first", (PROMPT,), repeats=5, warm=1, read_gives=f"ttft {PROMPT}"),
         context_case(32, steps=64, repeats=3, warm=1),
         Case("prompt 512", (512,), repeats=2, warm=1, read_gives="prefill 512"),
-        context_case(2048, steps=64),
+        context_case(
+            2048, steps=128
+        ),  # what a long prompt did to the shared caches wears off in the first thirty or so
     ]
 
 
@@ -113,7 +120,7 @@ def batches(sizes: Sequence[int] = (1, 8, 32)) -> list[Case]:
         Case(
             f"batch {size}",
             (32,) * size,
-            steps=32 if size < 32 else 16,
+            steps=64 if size < 32 else 16,
             warm=int(size < 32),
             step_gives=f"batch {size}",
         )
@@ -128,4 +135,5 @@ def linear() -> list[Case]:
 
 BUSY = Case("busy", (32,), steps=64, repeats=3, warm=1, step_gives="busy 32")
 GENERATE = Case("generate", (32,), steps=64, repeats=3, warm=1, step_gives="decode 32")
-SHAPE = Case("shape", (32,), steps=32, warm=1, step_gives="shape 32")
+SHAPE = Case("shape", (32,), steps=32, repeats=3, warm=1, step_gives="shape 32")
+OWN_SHAPE = replace(SHAPE, limit_gives="bandwidth")

@@ -130,7 +130,7 @@ class Bench:
         result = []
         for engine, kind in summary.SHAPES.items():
             if engine.startswith(OWN):
-                own = {"shape": asdict(SHAPE), "kind": kind, "group": 64}
+                own = {"shape": asdict(SHAPE), "kind": kind, "group": 64, "threads": self.threads}
                 result.append(Subject(engine, "", sys.executable, "own_engine", own))
             elif self.found[LLAMA].python:
                 peer = {
@@ -234,6 +234,7 @@ class Bench:
         values |= summary.ratio_values(results) | summary.memory_values(results, self.model, self._rooms())
         values |= summary.linear_values(results) | limits
         values |= summary.share_values(values, self._facts(), best) | self.once
+        values |= summary.paired_shares(results, self._facts())
         series = {
             f"{Subject(engine, setting, '', '').name} {figure}": list(rounds.values())
             for engine, settings in results.rounds.items()

@@ -97,7 +97,8 @@ class Schedule:
     def _shapes(self) -> list[Job]:
         if self.quick:
             return []
-        return [Job(one, "1B shape", (case_list.SHAPE,), seconds=4, vocab=self.shape_vocab) for one in self.shapes]
+        cases = {one: case_list.OWN_SHAPE if one.module == "own_engine" else case_list.SHAPE for one in self.shapes}
+        return [Job(one, "1B shape", (case,), seconds=6, vocab=self.shape_vocab) for one, case in cases.items()]
 
     def _start(self, number: int) -> list[Job]:
         """Twice an engine; transformers, which takes seconds, in the first round only."""

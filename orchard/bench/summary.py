@@ -132,6 +132,20 @@ def share_values(values: Mapping[str, Value], facts: Mapping[str, Facts], limits
     return found
 
 
+def paired_shares(results: Results, facts: Mapping[str, Facts]) -> Values:
+    """Decode of the large shapes beside the bandwidth that the same process measured between its runs: on a machine with
+    neighbours the best minute of the day says little about this one. The share of the best round is there too."""
+    found: Values = {}
+    for engine in SHAPES:
+        pair = results.paired(engine, engine, "shape 32", "bandwidth")
+        if all(pair):
+            shares = [rate * facts[engine].step_bytes / limit for rate, limit in zip(*pair)]
+            found[f"{engine} shape 32 share of bandwidth at the time"] = _value(
+                spread(shares), note="memory read between its own runs"
+            )
+    return found
+
+
 def limit_values(measured: list[dict[str, float | None]]) -> tuple[Values, Limits]:
     """The limits: the best of all rounds, as an engine must not look nearer to them than it is. Values, and `Limits`."""
     found: Values = {}

@@ -16,7 +16,9 @@ def times(module: str, case: dict, options: dict) -> dict:
     step = STEP[module] * (2.0 if options.get("flash_attention") == "on" else 1.0)
     read = STEP[module] * sum(case["prompts"]) / 10 * (0.5 if options.get("flash_attention") == "on" else 1.0)
     steps = [step * len(case["prompts"]) ** 0.5 * (1 + max(case["prompts"]) / 1000)] * case["repeats"]
-    return {"read": [read] * case["repeats"], "step": steps if case["steps"] else [], "memory": 120_000}
+    read_at = [1e10] * case["repeats"] if case["limit"] else []
+    steps = steps if case["steps"] else []
+    return {"read": [read] * case["repeats"], "step": steps, "memory": 120_000, "bandwidth": read_at}
 
 
 def task(name: str, options: dict) -> dict:

@@ -52,6 +52,8 @@ def test_shares_follow_from_bytes_and_limits(run: Run, tiny: Path) -> None:
     assert report["orchard decode 32 share of bandwidth"] == pytest.approx(expected)
     assert 0.5e9 < facts_of_shape("q4") < 0.6e9 and facts_of_shape("q2") < 0.6 * facts_of_shape("q4")
     assert report.values["orchard 4-bit shape 32 share of bandwidth"].note == "bound by bandwidth"
+    moved = float(report["orchard 4-bit shape 32"]) * facts_of_shape("q4")  # type: ignore[arg-type]
+    assert report["orchard 4-bit shape 32 share of bandwidth at the time"] == pytest.approx(moved / 1e10)
 
 
 def facts_of_shape(kind: str) -> int:

@@ -65,10 +65,14 @@ def test_norm(level: int, seed: int, width: int, size: float, eps: float) -> Non
 @given(seeds, widths, sizes)
 def test_gate(level: int, activation: str, seed: int, width: int, size: float) -> None:
     gate, up = values(seed, width, size), values(seed + 1, width, 1.0)
-    wanted = ACTIVATIONS[activation](torch.from_numpy(gate)) * torch.from_numpy(up)
+    exact = torch.from_numpy(gate).double(), torch.from_numpy(up).double()
+    wanted = ACTIVATIONS[activation](exact[0]) * exact[1]
     out = np.empty_like(gate)
     call("gate", level, gate, up, width, steps.ACTIVATIONS.index(activation), out)
-    close(out, wanted, 2e-6)
+    # Far below zero an activation is x times a share that cancels to nothing in float32 (1 + tanh,
+    # 1 + erf): what must hold there is a small error beside x, not beside the tiny result.
+    allowed = 2e-6 * wanted.abs() + 2e-7 * (exact[0] * exact[1]).abs()
+    assert bool(((torch.from_numpy(out) - wanted).abs() <= allowed + 1e-30).all())
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from orchard.bench.limits import DRAM_SET, read_bandwidth
 from orchard.bench.shapes import Shape, random_plan
 from orchard.session.model import load
 
@@ -41,6 +42,10 @@ class Subject:
             if self.model.generate(turned, max_tokens=length - len(prompt)).finish == "length":
                 return turned
         raise RuntimeError("every answer ended early")
+
+    def bandwidth(self) -> float:
+        """Bytes per second that all threads read now, from memory and not from cache."""
+        return read_bandwidth(DRAM_SET, self.options["threads"], repeats=3) or 0.0
 
     def about(self) -> dict[str, Any]:
         return {"version": version("orchard"), "system": type(self.runner).__name__}

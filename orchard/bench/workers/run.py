@@ -14,7 +14,9 @@ import os
 import resource
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 STATUS = Path("/proc/self/status")
@@ -38,9 +40,13 @@ def token_ids(count: int, vocab: int, seed: int) -> list[int]:
 
 
 def run_case(subject: Any, case: dict[str, Any], vocab: int) -> dict[str, Any]:
-    """Seconds to read the prompts and seconds per step, once for each repeat."""
+    """Seconds to read the prompts and seconds of a step, once for each repeat, and bytes per second that this machine read
+    between repeats where the case asks for it.
+
+    Of the steps of a repeat the median counts: a neighbour that takes the core for a moment stops one step, not the engine."""
     reads: list[float] = []
     steps: list[float] = []
+    bandwidth: list[float] = []
     for repeat in range(case["warm"] + case["repeats"]):
         prompts = [token_ids(length, vocab, repeat + place) for place, length in enumerate(case["prompts"])]
         session = subject.begin(prompts, case["length"])
@@ -48,16 +54,19 @@ def run_case(subject: Any, case: dict[str, Any], vocab: int) -> dict[str, Any]:
             started = time.perf_counter()
             tokens = session.read()
             read = time.perf_counter()
+            times = [read]
             for _ in range(case["steps"]):
                 tokens = session.step(tokens)
-            done = time.perf_counter()
+                times.append(time.perf_counter())
         finally:
             session.close()
         if repeat >= case["warm"]:
             reads.append(read - started)
             if case["steps"]:
-                steps.append((done - read) / case["steps"])
-    return {"read": reads, "step": steps, "memory": peak_memory()}
+                steps.append(median(after - before for before, after in pairwise(times)))
+        if case.get("limit"):
+            bandwidth.append(subject.bandwidth())
+    return {"read": reads, "step": steps, "memory": peak_memory(), "bandwidth": bandwidth}
 
 
 def answer(module: Any, job: dict[str, Any]) -> dict[str, Any]:

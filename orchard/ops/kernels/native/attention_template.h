@@ -182,7 +182,7 @@ inline typename L::F capped(typename L::F x, float cap) {
 template <class L, class Codec>
 struct Kernel {
     typedef typename L::F F;
-    static constexpr int AHEAD = 4096;
+    static constexpr int FAR = 16384, NEAR = 1024;
 
     // Queries and weights may be turned in place into what the loops want, with one factor per head to be multiplied back.
     static void prepare_query(float*, int, float*) {}
@@ -202,7 +202,10 @@ struct Kernel {
                     F even, odd;
                     int slot = from + i * L::W;
                     const uint8_t* block = Codec::keys(keys, width, slot / BLOCK * BLOCK);
-                    if (slot % BLOCK == 0) __builtin_prefetch(Codec::key_place(block, pair, 0) + AHEAD);
+                    if (slot % BLOCK == 0) {
+                        __builtin_prefetch(Codec::key_place(block, pair, 0) + FAR, 0, 2);
+                        __builtin_prefetch(Codec::key_place(block, pair, 0) + NEAR, 0, 3);
+                    }
                     Codec::key_pair(block, pair, slot % BLOCK, even, odd);
                     for (int r = 0; r < R; r++) {
                         sum[r][i][0] = L::fma(even, L::set(q[r * width + pair * 2]), sum[r][i][0]);
@@ -228,7 +231,8 @@ struct Kernel {
             const uint8_t* row = Codec::values(v, width, pair * 2);
             for (int c = 0; c < C; c++) {
                 F even, odd;
-                __builtin_prefetch(Codec::value_place(row, column + c * L::W) + AHEAD);
+                __builtin_prefetch(Codec::value_place(row, column + c * L::W) + FAR, 0, 2);
+                __builtin_prefetch(Codec::value_place(row, column + c * L::W) + NEAR, 0, 3);
                 Codec::value_pair(row, width, column + c * L::W, even, odd);
                 if (!WHOLE && !(run.sees & 1)) even = L::set(0);
                 if (!WHOLE && !(run.sees & 2)) odd = L::set(0);
