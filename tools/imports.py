@@ -40,6 +40,7 @@ def _arrows() -> dict[str, frozenset[str]]:
     arrows["recipes"] = frozenset(table) - {"session"}
     arrows["studies"] = frozenset(arrows)
     arrows["bench"] = frozenset(arrows) - {"studies"}
+    arrows["fm"] = arrows["testing"] = frozenset({"session", "core"})
     arrows["serve"] = frozenset({"session", "core"})
     arrows["studio"] = frozenset({"recipes", "weights", "evals", "core"})
     arrows["cli"] = frozenset(arrows)
