@@ -8,14 +8,15 @@ seed alone; those scores may differ in the last bits between batch sizes, as mat
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orchard.core.errors import ContextOverflow, UsageError
 from orchard.generate.errors import NumericError
-from orchard.generate.protocol import Pass, Runner
+from orchard.generate.prefix import GRAIN, LIMIT, Prefixes
+from orchard.generate.protocol import Pass, Runner, Use
 from orchard.generate.request import Answer, Piece, Request
 from orchard.generate.row import Row
 from orchard.generate.stream import Collector, Stream
@@ -28,18 +29,27 @@ Pieces = Generator[tuple[int, Piece], None, None]
 
 
 class Engine:
-    """Keeps nothing between runs, so several threads may use one engine.
+    """Several threads may use one engine. All it keeps between runs are beginnings of prompts (`prefixes`), which make later
+    ones quicker and change no answer.
 
     `prefill_chunk` is how many tokens of prompts are read at once, over all sequences: it bounds memory, and how long a
-    cancelled run may go on.
+    cancelled run may go on. `prefix_bytes` bounds what is kept.
     """
 
-    def __init__(self, model: Runner | TorchModel, tokenizer: Tokenizer, *, prefill_chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: Runner | TorchModel,
+        tokenizer: Tokenizer,
+        *,
+        prefill_chunk: int = 512,
+        prefix_bytes: int = LIMIT,
+    ) -> None:
         if prefill_chunk < 1:
             raise UsageError(f"prefill_chunk is {prefill_chunk}", hint="use a whole number from 1")
         self.model = _runner(model)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
+        self.prefixes = Prefixes(self.model, prefix_bytes)
 
     def run(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> Pieces:
         """The pieces of all answers as they come, each with the place of its request in the list.
@@ -66,9 +76,27 @@ class Engine:
         stopped = closed.is_set if cancel is None else lambda: closed.is_set() or cancel.is_set()
         return Stream(self._checked([request], stopped), request, closed)
 
+    def warm(self, ids: Sequence[int]) -> int:
+        """Read the beginning of a prompt that is still to come; answers how many of its tokens are kept now. A hint: where
+        nothing can be kept, nothing is read."""
+        tokens = len(ids) // GRAIN * GRAIN
+        found = self.prefixes.find([*ids, -1])
+        if not self.prefixes.worth(ids, found) or tokens >= self.model.config.context:
+            return found.tokens if found is not None else 0
+        forward = self.model.begin([ids[:tokens]], length=tokens + 1, held=[found])
+        if not hasattr(self.model, "signature"):
+            return 0
+        self._read(forward, _never)
+        self._keep(forward, [tuple(ids[:tokens])], [found])
+        return tokens
+
     def _checked(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> Pieces:
         for index, request in enumerate(requests):
             self._check(index, request)
+            if request.constraint is not None:
+                from orchard.generate.grammar import grammar_for  # not every start needs it
+
+                grammar_for(self.tokenizer, request.constraint)  # what cannot be held to is refused here
         return self._pieces([request.seeded() for request in requests], stopped)
 
     def _pieces(self, requests: list[Request], stopped: Callable[[], bool]) -> Pieces:
@@ -79,28 +107,51 @@ class Engine:
             Row(index, request, self.tokenizer, room=context - len(request.ids))
             for index, request in enumerate(requests)
         ]
-        forward = self.model.begin([request.ids for request in requests], length=max(row.length for row in rows))
-        scores = self._read(forward, stopped)
-        while scores is not None:
+        for row in rows:
+            for piece in row.begin():
+                yield row.index, piece
+        rows = [row for row in rows if not row.finished]
+        scores, forward = self._begin(rows, stopped) if rows else (None, None)
+        while scores is not None and forward is not None:
             for place, row in enumerate(rows):
-                yield row.index, _taken(row, scores[place], alone=len(requests) == 1)
+                for piece in _taken(row, scores[place], alone=len(requests) == 1):
+                    yield row.index, piece
             live = [place for place, row in enumerate(rows) if not row.finished]
             if live and len(live) < len(rows):
                 forward.keep(live)
             rows = [rows[place] for place in live]
-            scores = forward.step([row.last for row in rows]) if rows and not stopped() else None
+            scores = _next(forward, rows) if rows and not stopped() else None
         del forward
         for row in rows:  # none, unless the run was cancelled
             yield row.index, row.cancel()
 
-    def _read(self, forward: Pass, stopped: Callable[[], bool]) -> np.ndarray | None:
-        """Scores after the prompts; None when told to stop on the way."""
+    def _begin(self, rows: list[Row], stopped: Callable[[], bool]) -> tuple[np.ndarray | None, Pass]:
+        """Read all prompts, but for beginnings that are known, and remember the new ones."""
+        prompts = [(*row.request.ids, *row.pending()) for row in rows]
+        found = [self.prefixes.find(row.request.ids) for row in rows]
+        forward = self.model.begin(prompts, length=max(row.length for row in rows), held=found)
+        for row, start in zip(rows, forward.starts, strict=True):
+            row.cached = start
+        if not self._read(forward, stopped):
+            return None, forward
+        self._keep(forward, [row.request.ids for row in rows], found)
+        return forward.first(), forward
+
+    def _keep(self, forward: Pass, prompts: Sequence[Sequence[int]], found: Sequence[Use | None]) -> None:
+        for place, ids in enumerate(prompts):
+            tokens = self.prefixes.worth(ids, found[place])
+            held = forward.hold(place, tokens) if tokens else None
+            if held is not None:
+                self.prefixes.add(held)
+
+    def _read(self, forward: Pass, stopped: Callable[[], bool]) -> bool:
+        """Read the prompts; False when told to stop on the way."""
         width = max(1, self.prefill_chunk // len(forward.lengths))
-        for start in range(0, forward.longest, width):
+        for start in range(min(forward.starts), forward.longest, width):
             if stopped():
-                return None
+                return False
             forward.read(start, start + width)
-        return None if stopped() else forward.first()
+        return not stopped()
 
     def _check(self, index: int, request: Request) -> None:
         limits, tokens = self.model.config, len(request.ids)
@@ -131,13 +182,20 @@ def _runner(model: Runner | TorchModel) -> Runner:
     return runner_of(model)
 
 
-def _taken(row: Row, scores: np.ndarray, *, alone: bool) -> Piece:
+def _taken(row: Row, scores: np.ndarray, *, alone: bool) -> Iterator[Piece]:
+    """The token that the scores give, and those that must follow it."""
     try:
-        return row.take(scores)
+        yield row.take(scores)
+        yield from row.follow()
     except NumericError as error:
         if alone:
             raise
-        return row.fail(error)
+        yield row.fail(error)
+
+
+def _next(forward: Pass, rows: Sequence[Row]) -> np.ndarray:
+    new = [row.pending() for row in rows]
+    return forward.step([ids[0] for ids in new]) if max(map(len, new)) == 1 else forward.extend(new)
 
 
 def _never() -> bool:

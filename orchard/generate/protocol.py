@@ -23,6 +23,29 @@ class Shape(Protocol):
     def vocab(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Keys and values of some tokens, made by reading them as a prompt: the same bytes however that was cut into calls."""
+
+    ids: tuple[int, ...]
+    data: np.ndarray
+    """Bytes that only the runner understands."""
+    whole: bool = False
+    """Whether they can only be used for all of these tokens, and not for the first few of them."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + 8 * len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """The first `tokens` of what is held."""
+
+    held: Held
+    tokens: int
+
+
 class Pass(Protocol):
     """One run over a batch of prompts: `read` chunk after chunk, `first` once, then `step`; `keep` drops sequences.
 
@@ -34,9 +57,11 @@ class Pass(Protocol):
     """Tokens of each sequence so far, counting those of its prompt that are still to be read."""
     longest: int
     """Tokens of the longest prompt."""
+    starts: list[int]
+    """Tokens at the beginning of each prompt that need not be read: their keys and values were handed in."""
 
     def read(self, start: int, stop: int) -> None:
-        """Read tokens start … stop - 1 of every prompt that has them."""
+        """Read tokens start … stop - 1 of every prompt that has them, and has not got them yet."""
 
     def first(self) -> np.ndarray:
         """Scores [B, V] after the prompts, all of which have been read."""
@@ -44,6 +69,14 @@ class Pass(Protocol):
 
     def step(self, ids: Sequence[int]) -> np.ndarray:
         """Scores [B, V] after one more token of each sequence."""
+        ...
+
+    def extend(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Scores [B, V] after some more tokens of each sequence, at least one: what as many steps would have given."""
+        ...
+
+    def hold(self, row: int, tokens: int) -> Held | None:
+        """A copy of the keys and values of a prompt's first tokens, all of which have been read; None where a runner cannot."""
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -57,8 +90,9 @@ class Runner(Protocol):
     @property
     def config(self) -> Shape: ...
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int) -> Pass:
-        """`length`: no sequence will be longer, its prompt included."""
+    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[Use | None] = ()) -> Pass:
+        """`length`: no sequence will be longer, its prompt included. `held`: for each prompt, what is known of its beginning;
+        a runner that cannot use it reads the whole prompt."""
         ...
 
 

@@ -13,6 +13,7 @@ from orchard.core.frozen import frozen
 from orchard.core.seeds import fresh_seed
 
 if TYPE_CHECKING:
+    from orchard.generate.constraint import Constraint
     from orchard.generate.protocol import Rule
 
 Finish = Literal["stop", "length", "cancelled", "error"]
@@ -65,6 +66,9 @@ class Request:
     """How many alternatives to report for each token; 0: only the chosen token; None: no log-probabilities."""
     rules: tuple[Rule, ...] = ()
     """Further rules on the scores, applied before those of `sampling`, also when the temperature is 0."""
+    constraint: Constraint | None = None
+    """What the answer must match. Tokens that it leaves no choice about cost no run of the model (unless log-probabilities
+    are asked for, which only the model knows)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", _token_ids(self.ids))
@@ -95,6 +99,17 @@ class TokenLogprob:
 
 
 @frozen
+class Usage:
+    """Tokens of the prompt, and tokens written (the end token is not counted). `cached`: tokens of the prompt whose keys and
+    values were still there from an earlier one; `calls`: how often the model was run for the tokens written."""
+
+    input: int
+    output: int
+    cached: int = 0
+    calls: int = 0
+
+
+@frozen
 class Piece:
     """What one step adds to one answer.
 
@@ -108,14 +123,10 @@ class Piece:
     finish: Finish | None = None
     logprob: TokenLogprob | None = None
     error: str | None = None
-
-
-@frozen
-class Usage:
-    """Tokens read and tokens written; the end token is not counted."""
-
-    input: int
-    output: int
+    forced: bool = False
+    """Whether a constraint left no choice about this token, so that the model was not run for it."""
+    usage: Usage | None = None
+    """Of the whole answer, in its last piece."""
 
 
 @frozen

@@ -17,6 +17,7 @@ class Collector:
         self.request = request
         self.finish: Finish | None = None
         self.error: str | None = None
+        self.usage: Usage | None = None
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -27,7 +28,7 @@ class Collector:
             self._ids.append(piece.id)
             if piece.logprob is not None:
                 self._logprobs.append(piece.logprob)
-        self.finish, self.error = piece.finish, piece.error
+        self.finish, self.error, self.usage = piece.finish, piece.error, piece.usage
 
     def answer(self) -> Answer:
         if self.finish is None or self.request.seed is None:
@@ -36,7 +37,7 @@ class Collector:
             text="".join(self._texts),
             ids=tuple(self._ids),
             finish=self.finish,
-            usage=Usage(input=len(self.request.ids), output=len(self._ids)),
+            usage=self.usage or Usage(input=len(self.request.ids), output=len(self._ids)),
             seed=self.request.seed,
             logprobs=None if self.request.logprobs is None else tuple(self._logprobs),
             error=self.error,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from orchard.core.context import Context, KVCache
 from orchard.core.errors import UsageError
-from orchard.generate.protocol import Runner, Shape
+from orchard.generate.protocol import Held, Runner, Shape, Use
 
 GRAIN = 64
 """Stores are looked at up to a multiple of this: cost follows what is cached, and shapes change seldom."""
@@ -62,7 +62,8 @@ class TorchRunner:
     def config(self) -> Shape:
         return self.model.config
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int) -> Forward:
+    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[Use | None] = ()) -> Forward:
+        """Nothing is held here, so prompts are always read whole."""
         return Forward(self.model, prompts, length=length)
 
 
@@ -74,6 +75,7 @@ class Forward:
         self.model = model
         self.lengths = [len(prompt) for prompt in prompts]
         self.longest = max(self.lengths)
+        self.starts = [0] * len(prompts)
         self._length = length
         self._prompts = prompts
         self._stores = self._empty_stores()
@@ -118,6 +120,27 @@ class Forward:
         self.lengths = [length + 1 for length in self.lengths]
         hidden = self._hidden(torch.tensor(ids, device=self.model.device)[:, None], positions, max(self.lengths))
         return self._scores(hidden[:, 0])
+
+    def extend(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Scores [B, V] after some more tokens of each sequence, in one call, padded on the right."""
+        if max(map(len, tokens)) == 1:
+            return self.step([ids[0] for ids in tokens])
+        return self._extended(tokens)
+
+    @torch.inference_mode()
+    def _extended(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        width = max(map(len, tokens))
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=self.model.device)
+        places = [
+            [*range(length, length + len(row)), *[-1] * (width - len(row))]
+            for length, row in zip(self.lengths, tokens, strict=True)
+        ]
+        self.lengths = [length + len(row) for length, row in zip(self.lengths, tokens, strict=True)]
+        hidden = self._hidden(ids, torch.tensor(places, device=self.model.device), max(self.lengths))
+        return self._scores(torch.stack([hidden[row, len(ids) - 1] for row, ids in enumerate(tokens)]))
+
+    def hold(self, row: int, tokens: int) -> Held | None:
+        return None
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:

@@ -37,7 +37,8 @@ class FoundationModelsError(OrchardError):
     status: ClassVar[GenerationErrorCode] = GenerationErrorCode.UNKNOWN_ERROR
 
     def __init__(self, message: str = "", *, hint: str = "") -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0], hint=hint)
+        # Not `super`: an error that is also one of the engine's has a relative with other arguments.
+        OrchardError.__init__(self, message or (type(self).__doc__ or "").strip().splitlines()[0], hint=hint)
 
 
 class GenerationError(FoundationModelsError):

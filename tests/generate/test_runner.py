@@ -25,7 +25,7 @@ class Counting:
         self.config = types.SimpleNamespace(vocab=vocab, context=context)
         self.lengths: list[int] = []
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int) -> CountingPass:
+    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[object] = ()) -> CountingPass:
         self.lengths.append(length)
         return CountingPass(self.config.vocab, prompts)
 
@@ -34,6 +34,7 @@ class CountingPass:
     def __init__(self, vocab: int, prompts: Sequence[Sequence[int]]) -> None:
         self.lengths = [len(prompt) for prompt in prompts]
         self.longest = max(self.lengths)
+        self.starts = [0] * len(prompts)
         self.vocab = vocab
         self._prompts = prompts
         self._read = 0
@@ -52,6 +53,13 @@ class CountingPass:
         assert len(ids) == len(self.lengths)
         self.lengths = [length + 1 for length in self.lengths]
         return self._scores(ids)
+
+    def extend(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        self.lengths = [length + len(ids) - 1 for length, ids in zip(self.lengths, tokens, strict=True)]
+        return self.step([ids[-1] for ids in tokens])
+
+    def hold(self, row: int, tokens: int) -> None:
+        return None
 
     def keep(self, rows: Sequence[int]) -> None:
         self._memory[:] = np.nan
@@ -125,10 +133,12 @@ from orchard.generate import Engine, Request, Sampling
 
 class Same:
     config = types.SimpleNamespace(vocab=9, context=50)
-    def begin(self, prompts, *, length):
+    def begin(self, prompts, *, length, held=()):
         self.lengths = [len(p) for p in prompts]
         self.longest = max(self.lengths)
+        self.starts = [0] * len(prompts)
         return self
+    def hold(self, row, tokens): return None
     def read(self, start, stop): pass
     def first(self): return np.arange(9, dtype=np.float32)[None].repeat(len(self.lengths), 0)
     def step(self, ids): return self.first()

@@ -2,7 +2,7 @@
 // a block of 16 keys is a stack of B tiles, 32 slots of values are a row of them.
 //
 // Query heads that share a key head are cut into tiles of 16 queries; two such tiles go through the slots together. Slots come in
-// groups of 32, up to ROUND groups in a round: scores by tiles, a softmax relative to the largest score so far, values by
+// groups of 32, ROUND groups to a round: scores by tiles, a softmax relative to the largest score so far, values by
 // tiles. Groups that nobody sees are left out, and only those that somebody does not see are masked.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
@@ -410,15 +410,16 @@ bool two_tiles(const Run& run, int number, int tiles) {
     for (int i = 0; i < 2; i++) begin_tile(run, tile[i], i, number + i);
     const Tile& latest = tile[tiles - 1];
     const int first = run.seen.query + tile[0].from, last = run.seen.query + latest.from + latest.rows - 1;
-    const int end = (run.seen.last + GROUP - 1) / GROUP;
-    for (int group = run.seen.first / GROUP; group < end;) {
+    const int begin = run.seen.first / GROUP, end = (run.seen.last + GROUP - 1) / GROUP;
+    // Rounds begin at multiples of ROUND, so that what a query gets does not depend on the queries that it shares tiles with.
+    for (int start = begin / ROUND * ROUND; start < end; start += ROUND) {
         int groups[ROUND], n = 0;
         bool partly[ROUND];
-        for (; group < end && n < ROUND; group++) {
+        for (int group = start > begin ? start : begin; group < end && group < start + ROUND; group++) {
             const Sight who = sight(run.seen, run.scratch.groups[group], first, last);
             if (who != NOBODY) groups[n] = group, partly[n++] = who != EVERYBODY;
         }
-        if (n == 0) break;
+        if (n == 0) continue;
         written();
         run.store.width <= 64 ? score_narrow(run, groups, n) : score_wide(run, groups, n);
         for (int i = 0; i < tiles; i++) {

@@ -98,7 +98,7 @@ void Engine::find_runs() {
     }
 }
 
-Engine::Problem Engine::run(Cache& cache, int first, int last, int count, const int32_t* tokens, const int32_t* sequences,
+Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int count, const int32_t* tokens, const int32_t* sequences,
                             const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores) {
     std::lock_guard<std::mutex> hold(mutex_);
     for (int row = 0; row < count; row++) {
@@ -109,7 +109,7 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, int count, const 
     for (int i = 0; i < wanted_count; i++)
         if (wanted[i] < (i ? wanted[i - 1] + 1 : 0) || wanted[i] >= count) return BAD_POSITION;
     try {
-        reserve(count);
+        reserve(prompt && count < 32 ? 32 : count);
         for (Scratch& scratch : scratch_)
             for (const Step& step : plan_.steps)
                 if (step.kind == StepKind::Attend) {
@@ -120,7 +120,7 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, int count, const 
                     if (thread_parts(step, cache) > parts_.bytes()) parts_.reserve(thread_parts(step, cache));
                 }
         tokens_ = tokens, wanted_count_ = wanted_count, wanted_ = wanted, scores_ = scores, cache_ = &cache;
-        first_ = first, last_ = last;
+        first_ = first, last_ = last, prompt_ = prompt;
         if (first == 0) {
             narrowed_ = false;
             rows_ = {count, sequences, positions};
@@ -156,7 +156,7 @@ void Engine::work(void* engine, int thread, int threads) { Walk(*static_cast<Eng
 
 // Asks for the first weights this thread will read in a step, while it waits for the others to finish the one before.
 void Walk::warm(const Step& step) const {
-    if (rows() > SMALL || (step.kind != StepKind::Linear && step.kind != StepKind::Gated && step.kind != StepKind::Head)) return;
+    if (rows() > SMALL || prompt || (step.kind != StepKind::Linear && step.kind != StepKind::Gated && step.kind != StepKind::Head)) return;
     int total = 0;
     const bool pairs = step.kind == StepKind::Gated;  // gate and up are cut alike
     for (const OutputRef& output : step.outputs) total += pairs ? 0 : output.weight.blocks();
@@ -176,6 +176,7 @@ void Walk::all() {
     if (engine.first_ == 0) tables();
     for (int number = engine.first_; number < engine.last_; number++) {
         const Step& step = engine.plan_.steps[number];
+        if (step.kind == StepKind::Narrow) prompt = false;  // what is left gives scores, and is kept nowhere
         if (step.kind == StepKind::Narrow && engine.wanted_count_ == rows()) continue;  // all rows are wanted
         double started = engine.timed && thread == 0 ? seconds_now() : 0;
         switch (step.kind) {

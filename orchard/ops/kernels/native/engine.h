@@ -105,11 +105,21 @@ class Cache {
     void release(int sequence) { memory_[sequence] = Block(); }
     bool alive(int sequence) const { return memory_[sequence].bytes() > 0; }
 
+    // What a sequence's stores hold of its first `tokens` tokens, as one run of bytes: all slots, or of a ring those that a token
+    // after them may still see. `put` takes what `take` gave for `held` tokens of the same plan and uses the first `tokens` of
+    // them; with rings these must be equal.
+    size_t bytes(int tokens) const;
+    void take(int sequence, int tokens, uint8_t* to) const;
+    void put(int sequence, int tokens, int held, const uint8_t* from);
+
   private:
     struct Place {
         int capacity, width;
         size_t k, v, k_scale, v_scale, positions;  // offsets in a sequence's memory
     };
+    template <class Visit>
+    void pieces(int sequence, int tokens, int held, const Visit& visit) const;
+
     const Plan& plan_;
     int length_;
     std::vector<Place> places_;
@@ -150,8 +160,9 @@ class Engine {
     enum Problem { OK = 0, BAD_TOKEN = -1, BAD_SEQUENCE = -2, BAD_POSITION = -3, NO_MEMORY = -4 };
 
     // Steps [first, last) for `count` tokens: rows of a sequence stand together, in the order of their positions. Scores of the wanted
-    // rows (ascending) go to scores [wanted_count][vocab].
-    Problem run(Cache& cache, int first, int last, int count, const int32_t* tokens, const int32_t* sequences,
+    // rows (ascending) go to scores [wanted_count][vocab]. `prompt`: all rows go the way that many rows go, however few they are,
+    // so that a token's keys and values do not depend on the cut of its prompt into calls.
+    Problem run(Cache& cache, int first, int last, bool prompt, int count, const int32_t* tokens, const int32_t* sequences,
                 const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores);
 
     const Plan& plan() const { return plan_; }
@@ -198,6 +209,7 @@ class Engine {
     float* scores_ = nullptr;
     Cache* cache_ = nullptr;
     int first_ = 0, last_ = 0;
+    bool prompt_ = false;
     bool narrowed_ = false;
     std::vector<int32_t> narrow_sequences_, narrow_positions_;
     std::vector<RowRun> runs_;

@@ -30,10 +30,19 @@ EXPORT void orchard_cache_delete(Cache* cache) { delete cache; }
 
 EXPORT void orchard_cache_release(Cache* cache, int sequence) { cache->release(sequence); }
 
-EXPORT int orchard_engine_run(Engine* engine, Cache* cache, int first, int last, int count, const int32_t* tokens,
+// Bytes that `tokens` tokens of a sequence take; copying them out; copying the first `tokens` of `held` into another cache.
+EXPORT size_t orchard_cache_bytes(const Cache* cache, int tokens) { return cache->bytes(tokens); }
+
+EXPORT void orchard_cache_take(const Cache* cache, int sequence, int tokens, uint8_t* to) { cache->take(sequence, tokens, to); }
+
+EXPORT void orchard_cache_put(Cache* cache, int sequence, int tokens, int held, const uint8_t* from) {
+    cache->put(sequence, tokens, held, from);
+}
+
+EXPORT int orchard_engine_run(Engine* engine, Cache* cache, int first, int last, int prompt, int count, const int32_t* tokens,
                               const int32_t* sequences, const int32_t* positions, int wanted_count, const int32_t* wanted,
                               float* scores) {
-    return engine->run(*cache, first, last, count, tokens, sequences, positions, wanted_count, wanted, scores);
+    return engine->run(*cache, first, last, prompt != 0, count, tokens, sequences, positions, wanted_count, wanted, scores);
 }
 
 // The rows of a buffer as they are between two calls: for steps that run in torch.

@@ -231,18 +231,18 @@ void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, f
     }
 }
 
-// Two columns at a time: for one or two rows of activations, with sums of their own, because additions take four cycles each.
+// Two columns at a time, with sums of their own, because additions take four cycles each. Sums are the same for any T: what a row
+// gets must not depend on how many there are.
 template <bool BFLOAT, int T>
-void linear_f_rows(const Weight& w, int first, int last, const float* x, int ldx, float* y, int ldy, bool add) {
-    constexpr int CHAINS = T <= 2 ? 2 : 1;
+void linear_f_rows(const Weight& w, int first, int last, int all, const float* x, int ldx, float* y, int ldy, bool add) {
     constexpr int PAIR = BFLOAT ? 128 : 256;  // bytes of two columns
     const size_t block_bytes = w.block_bytes();
-    const uint8_t* const end = w.data + last * block_bytes;
+    const uint8_t* const end = w.data + all * block_bytes;
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
     for (int b = first; b < last; ++b) {
         const uint8_t* at = w.data + b * block_bytes;
-        __m512 sums[CHAINS][T][2];
-        for (int k = 0; k < CHAINS; ++k)
+        __m512 sums[2][T][2];
+        for (int k = 0; k < 2; ++k)
             for (int t = 0; t < T; ++t) sums[k][t][0] = sums[k][t][1] = _mm512_setzero_ps();
         for (int c = 0; c < w.cols; c += 2, at += PAIR) {
             const uint8_t* const ahead = at + AHEAD + PAIR <= end ? at + AHEAD : at;
@@ -265,30 +265,27 @@ void linear_f_rows(const Weight& w, int first, int last, const float* x, int ldx
                 const __m512 x0 = _mm512_set1_ps(from[0]), x1 = _mm512_set1_ps(both ? from[1] : 0.0f);
                 for (int h = 0; h < 2; ++h) {
                     sums[0][t][h] = _mm512_fmadd_ps(column[0][h], x0, sums[0][t][h]);
-                    sums[CHAINS - 1][t][h] = _mm512_fmadd_ps(column[1][h], x1, sums[CHAINS - 1][t][h]);
+                    sums[1][t][h] = _mm512_fmadd_ps(column[1][h], x1, sums[1][t][h]);
                 }
             }
         }
         for (int t = 0; t < T; ++t)
             for (int h = 0; h < 2; ++h) {
                 const int row = b * 32 + h * 16;
-                const __m512 sum = CHAINS == 2 ? _mm512_add_ps(sums[0][t][h], sums[CHAINS - 1][t][h]) : sums[0][t][h];
-                store_rows(y + (size_t)t * ldy + row, sum, w.rows - row, add);
+                store_rows(y + (size_t)t * ldy + row, _mm512_add_ps(sums[0][t][h], sums[1][t][h]), w.rows - row, add);
             }
     }
 }
 
 template <bool BFLOAT>
 void linear_f_any(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
-    switch (T) {
-        case 1: return linear_f_rows<BFLOAT, 1>(w, first, last, x, ldx, y, ldy, add);
-        case 2: return linear_f_rows<BFLOAT, 2>(w, first, last, x, ldx, y, ldy, add);
-        case 3: return linear_f_rows<BFLOAT, 3>(w, first, last, x, ldx, y, ldy, add);
-        case 4: return linear_f_rows<BFLOAT, 4>(w, first, last, x, ldx, y, ldy, add);
-        case 5: return linear_f_rows<BFLOAT, 5>(w, first, last, x, ldx, y, ldy, add);
-        case 6: return linear_f_rows<BFLOAT, 6>(w, first, last, x, ldx, y, ldy, add);
-        case 7: return linear_f_rows<BFLOAT, 7>(w, first, last, x, ldx, y, ldy, add);
-        default: return linear_f_rows<BFLOAT, 8>(w, first, last, x, ldx, y, ldy, add);
+    if (T == 1) return linear_f_rows<BFLOAT, 1>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 2) return linear_f_rows<BFLOAT, 2>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 3) return linear_f_rows<BFLOAT, 3>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 4) return linear_f_rows<BFLOAT, 4>(w, first, last, last, x, ldx, y, ldy, add);
+    for (int b = first; b < last; ++b) {  // four rows are what registers hold
+        linear_f_rows<BFLOAT, 4>(w, b, b + 1, last, x, ldx, y, ldy, add);
+        linear_f_any<BFLOAT>(w, b, b + 1, x + (size_t)4 * ldx, ldx, T - 4, y + (size_t)4 * ldy, ldy, add);
     }
 }
 

@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,24 @@ def _calls() -> ctypes.CDLL:
     found.orchard_cache_new.restype, found.orchard_cache_new.argtypes = handle, [handle, number, number, number]
     found.orchard_cache_delete.restype, found.orchard_cache_delete.argtypes = None, [handle]
     found.orchard_cache_release.restype, found.orchard_cache_release.argtypes = None, [handle, number]
-    run: list[Any] = [handle, handle, number, number, number, pointer, pointer, pointer, number, pointer, pointer]
+    size = ctypes.c_size_t
+    found.orchard_cache_bytes.restype, found.orchard_cache_bytes.argtypes = size, [handle, number]
+    found.orchard_cache_take.restype, found.orchard_cache_take.argtypes = None, [handle, number, number, pointer]
+    found.orchard_cache_put.restype, found.orchard_cache_put.argtypes = None, [handle, number, number, number, pointer]
+    run: list[Any] = [
+        handle,
+        handle,
+        number,
+        number,
+        number,
+        number,
+        pointer,
+        pointer,
+        pointer,
+        number,
+        pointer,
+        pointer,
+    ]
     found.orchard_engine_run.restype, found.orchard_engine_run.argtypes = number, run
     found.orchard_engine_buffer.restype, found.orchard_engine_buffer.argtypes = handle, [handle, number]
     found.orchard_engine_timing.restype, found.orchard_engine_timing.argtypes = None, [handle, number, pointer]
@@ -84,9 +101,9 @@ class Program:
             raise OrchardError("the native engine could not start", hint="there is no memory or no thread to be had")
         self._process = os.getpid()
 
-    def __del__(self) -> None:
+    def __del__(self, process: Callable[[], int] = os.getpid) -> None:  # `os` may be gone when the interpreter ends
         # In a forked child the engine's threads are not there to be joined: its memory goes with the process.
-        if getattr(self, "_engine", None) and self._process == os.getpid():
+        if getattr(self, "_engine", None) and self._process == process():
             self._calls.orchard_engine_delete(self._engine)
 
     def stores(self, sequences: int, length: int) -> Stores:
@@ -103,9 +120,11 @@ class Program:
         *,
         first: int = 0,
         last: int | None = None,
+        prompt: bool = False,
     ) -> None:
         """Steps [first, last) for rows given by three int32 arrays; scores of `wanted` rows (int32, ascending) go to the
-        float32 table `scores` [wanted, vocab]. Rows of a sequence stand together, in order."""
+        float32 table `scores` [wanted, vocab]. Rows of a sequence stand together, in order. `prompt`: what is computed for
+        a token does not depend on how many others are in the call; slower for a few rows."""
         if self._process != os.getpid():  # forked: threads do not come along
             self._start()
             self.lock = threading.Lock()
@@ -114,6 +133,7 @@ class Program:
             stores.handle,
             first,
             len(self.plan.steps) if last is None else last,
+            int(prompt),
             len(tokens),
             tokens.ctypes.data,
             sequences.ctypes.data,
@@ -159,6 +179,26 @@ class Stores:
     def release(self, sequence: int) -> None:
         """Give a finished sequence's memory back."""
         self._program._calls.orchard_cache_release(self.handle, sequence)
+
+    def bytes(self, tokens: int) -> int:
+        """What `take` gives for so many tokens."""
+        return int(self._program._calls.orchard_cache_bytes(self.handle, tokens))
+
+    def take(self, sequence: int, tokens: int) -> np.ndarray:
+        """Keys and values of a sequence's first tokens, copied: bytes that `put` of any stores of this plan takes."""
+        held = np.empty(self.bytes(tokens), np.uint8)
+        self._program._calls.orchard_cache_take(self.handle, sequence, tokens, held.ctypes.data)
+        return held
+
+    def put(self, sequence: int, tokens: int, held: np.ndarray, held_tokens: int) -> None:
+        """Fill an empty sequence with the first `tokens` of what `take` gave for `held_tokens`."""
+        calls, plan = self._program._calls, self._program.plan
+        rings = any(store.keep for store in plan.stores)
+        if not 0 < tokens <= held_tokens or tokens >= self.length or (rings and tokens != held_tokens):
+            raise ValueError(f"{tokens} of {held_tokens} held tokens do not fit stores of {self.length}")
+        if held.dtype != np.uint8 or held.nbytes != self.bytes(held_tokens):
+            raise ValueError(f"{held.nbytes:,} bytes are not keys and values of {held_tokens} tokens of this plan")
+        calls.orchard_cache_put(self.handle, sequence, tokens, held_tokens, np.ascontiguousarray(held).ctypes.data)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

@@ -26,9 +26,10 @@ struct Walk {
     Engine& engine;
     const int thread, threads;
     Engine::Scratch& scratch;
+    bool prompt;  // these rows go the way of many rows, however few they are
 
     Walk(Engine& owner, int number, int count)
-        : engine(owner), thread(number), threads(count), scratch(owner.scratch_[number]) {}
+        : engine(owner), thread(number), threads(count), scratch(owner.scratch_[number]), prompt(owner.prompt_) {}
 
     void all();
     void warm(const Step& step) const;

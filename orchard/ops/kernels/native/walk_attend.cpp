@@ -3,7 +3,8 @@
 // Decoding: the work is cut into parts of PART slots per row and key head; whoever finishes the last part of a row and head merges
 // them, in order, so that the result does not depend on the threads. The thread that owns the newest slot keeps the new
 // key and value first, and nobody else looks there: no barrier is needed between keeping and attending.
-// Reading a prompt: all keys and values of the chunk are kept first, then blocks of queries are handed out.
+// Several tokens of a sequence at once: all their keys and values are kept first. Reading a prompt, blocks of queries are then
+// handed out.
 #include <cmath>
 
 #include "walk.h"
@@ -46,7 +47,7 @@ void Walk::keep(const Step& step, int row, int head) {
 }
 
 void Walk::attend(const Step& step) {
-    if (engine.long_runs_ && step.k >= 0) {
+    if ((engine.long_runs_ || prompt) && step.k >= 0) {
         attend_runs(step);
     } else {
         attend_alone(step, rows() <= SMALL, step.k >= 0);
@@ -160,7 +161,9 @@ void Walk::attend_runs(const Step& step) {
     const StoreSpec& spec = engine.plan_.stores[step.store];
     for (int row = from(rows()); row < upto(rows()); row++)
         for (int head = 0; head < step.kv_heads; head++) keep(step, row, head);
-    const bool by_blocks = engine.attention_->many && spec.codec == Codec::BF16;
+    // Blocks round more than single rows do, so tokens that are no prompt never go that way: several of them at once give what
+    // one after another would have given.
+    const bool by_blocks = prompt && engine.attention_->many && spec.codec == Codec::BF16;
     const int shared_heads = step.heads / step.kv_heads, dim = step.dim, ldq = width(step.src), ldo = width(step.to);
     if (by_blocks)
         for (int row = from(rows()); row < upto(rows()); row++)
@@ -168,7 +171,7 @@ void Walk::attend_runs(const Step& step) {
     if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
     barrier();
     if (!by_blocks) {
-        attend_alone(step, false, false);
+        attend_alone(step, rows() <= SMALL, false);
         return;
     }
     // Long contexts first would balance better; blocks are small enough that it does not matter.

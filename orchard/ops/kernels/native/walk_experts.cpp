@@ -54,6 +54,8 @@ void best(const float* mass, int count, int k, bool renormalize, int32_t* chosen
 }  // namespace
 
 void Walk::experts(const Step& step) {
+    const bool of_a_prompt = prompt;
+    prompt = false;  // every token by itself: its experts are its own, and each thread works alone
     const OutputRef &router = step.outputs[0], &gate = step.outputs[1], &up = step.outputs[2], &down = step.outputs[3];
     const int count = rows(), k = step.chosen, dim = gate.weight.cols, hidden = gate.weight.rows, pairs = count * k;
     const VectorKernels& vector = *engine.vector_;
@@ -138,6 +140,7 @@ void Walk::experts(const Step& step) {
         if (!step.add) std::memset(to, 0, (size_t)dim * 4);
         for (int i = row * k; i < (row + 1) * k; i++) vector.add_scaled(to, table.out + (size_t)place[i] * dim, table.weight[i], dim);
     }
+    prompt = of_a_prompt;
 }
 
 }  // namespace orchard

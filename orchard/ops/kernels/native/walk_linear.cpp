@@ -46,7 +46,8 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
     Input input;
     input.rows = count, input.cols = cols;
     auto row_of = [&](int t) { return src + (size_t)(chosen_rows ? chosen_rows[t] : t) * ldx; };
-    if (count <= SMALL) {
+    const bool many = prompt && engine.matrix_;  // without matrix units few rows and many are computed alike
+    if (count <= SMALL && !many) {
         input.alone = true;
         input.x = src, input.ldx = ldx;
         if (norm.weight || chosen_rows) {
@@ -66,7 +67,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         input.quant.sum = input.quant.scale + (size_t)SMALL * groups;
         return input;
     }
-    if (engine.matrix_ && count >= MATRIX_ROWS) {
+    if (many || (engine.matrix_ && count >= MATRIX_ROWS)) {
         input.packed = engine.shared_.as<void>();
         const int stripes = (count + 31) / 32;
         for (int stripe = from(stripes); stripe < upto(stripes); stripe++) {
