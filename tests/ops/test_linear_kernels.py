@@ -18,8 +18,7 @@ KINDS = ("f32", "bf16", "q8", "q4", "q2")
 ENGINE = library()
 pytestmark = pytest.mark.skipif(ENGINE is None, reason=why_not())
 LEVELS = [0] if ENGINE is None else list(range(ENGINE.orchard_cpu_level() + 1))
-LINEAR_LEVELS = [level for level in LEVELS if level < 3]
-"""Level 3 adds matrix units and runs the linear kernels of level 2."""
+LINEAR_LEVELS = LEVELS
 PAST = 7.5
 """What lies around the results, and must still lie there afterwards."""
 
@@ -188,6 +187,32 @@ def test_linear_q(
     close(y[:, here], wanted + (PAST if add else 0), terms + PAST * add, 1e-6)
     y[:, here] = PAST
     assert (y == PAST).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["q8", "q4", "q2"])
+@settings(max_examples=25, deadline=None)
+@given(seeds, sizes, groups_of, st.booleans(), st.integers(1, 64), st.booleans())
+def test_a_row_gets_the_same_bits_alone_and_among_others(
+    level: int, kind: str, seed: int, size: tuple[int, int], group: int, minimum: bool, T: int, add: bool
+) -> None:
+    assert ENGINE is not None
+    most = ENGINE.orchard_linear_most(level)
+    random = np.random.default_rng(seed)
+    weight = packed_matrix(random, kind, *size, group, minimum)
+    q, low, scale, sums = quantised_rows(level, random.normal(size=(T, size[1])).astype(np.float32), group)
+    together, alone = np.full((2, T, size[0]), PAST, np.float32)
+
+    def multiply(at: int, count: int, y: np.ndarray) -> None:
+        rows = [pointer(array[at:]) for array in (q, low, scale, sums)]
+        arguments = [*rows, q.shape[1], scale.shape[1], count, pointer(y[at:]), size[0], int(add)]
+        ENGINE.orchard_linear_q(level, *weight.arguments, 0, -(-size[0] // 32), *arguments)
+
+    for at in range(0, T, most):
+        multiply(at, min(most, T - at), together)
+    for at in range(T):
+        multiply(at, 1, alone)
+    assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize("level", LINEAR_LEVELS)

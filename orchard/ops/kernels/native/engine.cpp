@@ -57,10 +57,7 @@ void Engine::reserve(int rows) {
     }
     const size_t plain_row = widest * 6 + widest / 32 * 8;  // float32, two digits, scales and sums
     size_t shared = rows * plain_row;
-    if (matrix_) {  // then only calls of fewer than MATRIX_ROWS rows go the plain way
-        size_t packed = matrix_->packed_bytes(rows, (int)widest);
-        shared = packed > MATRIX_ROWS * plain_row ? packed : MATRIX_ROWS * plain_row;
-    }
+    if (matrix_ && matrix_->packed_bytes(rows, (int)widest) > shared) shared = matrix_->packed_bytes(rows, (int)widest);
     shared_.reserve(shared);
     size_t most_heads = 0, most_query = 0, expert = 0;
     for (const Step& step : plan_.steps) {

@@ -57,17 +57,18 @@ struct QuantRows {
     int ldq, ldg;
 };
 
-constexpr int SMALL = 8;  // at most this many rows go through `linear_q` and `linear_f` in one call
+constexpr int SMALL = 8;  // at most this many rows go through `linear_f` in one call, and at least as many through `linear_q`
 
 struct LinearKernels {
     const char* name;
+    int most;  // rows in one call of `linear_q`
     // One row: x[0..cols) in groups, the last group padded with zeros up to `padded`. scale = max|x| / (127 * BASE), 0 for a group
     // of zeros; with a = x / scale, q = round(a / BASE) and low = round(a) - BASE * q, both rounded half to even.
     void (*quantise)(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum);
-    // y[t * ldy + r] (+)= (W x_t)[r] for the rows r of blocks [first, last), t in 0..T-1, T in 1..SMALL. Only real rows are
-    // written. `add`: added to what is there. y points at row 0 of the whole output.
+    // y[t * ldy + r] (+)= (W x_t)[r] for the rows r of blocks [first, last), t in 0..T-1, T in 1..most. Only real rows are
+    // written. What a row gets does not depend on T. `add`: added to what is there. y points at row 0 of the whole output.
     void (*linear_q)(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add);
-    // The same for F32 and BF16 weights, with float32 activations (row t at x + t * ldx) and float32 sums.
+    // The same for F32 and BF16 weights, T in 1..SMALL, with float32 activations (row t at x + t * ldx) and float32 sums.
     void (*linear_f)(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add);
     // One row of a weight as float32 (embeddings): out[0..cols).
     void (*row)(const Weight& w, int r, float* out);

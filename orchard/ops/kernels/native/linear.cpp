@@ -5,7 +5,7 @@ namespace orchard {
 
 extern const LinearKernels LINEAR_PORTABLE;
 #if defined(__x86_64__)
-extern const LinearKernels LINEAR_AVX2, LINEAR_AVX512;
+extern const LinearKernels LINEAR_AVX2, LINEAR_AVX512, LINEAR_AMX;
 extern const MatrixKernels MATRIX_AMX;
 #elif defined(__aarch64__)
 extern const LinearKernels LINEAR_NEON;
@@ -14,6 +14,7 @@ extern const LinearKernels LINEAR_NEON;
 const LinearKernels* linear_kernels(int level) {
     const int wanted = level < 0 ? 3 : level;
 #if defined(__x86_64__)
+    if (wanted >= 3 && cpu().amx_bf16) return &LINEAR_AMX;
     if (wanted >= 2 && cpu().avx512_vnni) return &LINEAR_AVX512;
     if (wanted >= 1 && cpu().avx2) return &LINEAR_AVX2;
 #elif defined(__aarch64__)

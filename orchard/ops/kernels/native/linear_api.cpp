@@ -46,6 +46,9 @@ EXPORT const char* orchard_kernel_names(int level, int many) {
     return kernels ? kernels->name : "";
 }
 
+// Rows that one call of `orchard_linear_q` takes at a level.
+EXPORT int orchard_linear_most(int level) { return linear_kernels(level)->most; }
+
 EXPORT int64_t orchard_linear_bytes(int kind, int group, int minimum, int rows, int cols) {
     return (int64_t)weight_of(kind, group, minimum, rows, cols, nullptr).bytes();
 }

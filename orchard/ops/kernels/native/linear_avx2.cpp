@@ -62,6 +62,6 @@ struct Avx2 {
 
 }  // namespace
 
-extern const LinearKernels LINEAR_AVX2 = {"avx2", quantise<Avx2>, linear_q<Avx2>, linear_f<Avx2>, plain_row};
+extern const LinearKernels LINEAR_AVX2 = {"avx2", SMALL, quantise<Avx2>, linear_q<Avx2>, linear_f<Avx2>, plain_row};
 
 }  // namespace orchard

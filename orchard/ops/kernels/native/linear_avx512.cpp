@@ -296,6 +296,6 @@ void linear_f(const Weight& w, int first, int last, const float* x, int ldx, int
 
 }  // namespace
 
-extern const LinearKernels LINEAR_AVX512 = {"avx512-vnni", quantise, linear_q, linear_f, plain_row};
+extern const LinearKernels LINEAR_AVX512 = {"avx512-vnni", SMALL, quantise, linear_q, linear_f, plain_row};
 
 }  // namespace orchard

@@ -59,6 +59,6 @@ struct Neon {
 
 }  // namespace
 
-extern const LinearKernels LINEAR_NEON = {"neon-dot", quantise<Neon>, linear_q<Neon>, linear_f<Neon>, plain_row};
+extern const LinearKernels LINEAR_NEON = {"neon-dot", SMALL, quantise<Neon>, linear_q<Neon>, linear_f<Neon>, plain_row};
 
 }  // namespace orchard

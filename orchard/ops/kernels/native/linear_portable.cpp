@@ -94,6 +94,6 @@ struct Plain {
 
 }  // namespace
 
-extern const LinearKernels LINEAR_PORTABLE = {"portable", quantise<Plain>, linear_q<Plain>, linear_f<Plain>, plain_row};
+extern const LinearKernels LINEAR_PORTABLE = {"portable", SMALL, quantise<Plain>, linear_q<Plain>, linear_f<Plain>, plain_row};
 
 }  // namespace orchard

@@ -4,7 +4,6 @@
 
 namespace orchard {
 
-constexpr int MATRIX_ROWS = 16;         // from this many rows on, matrix units are worth preparing panels for
 constexpr size_t PANEL_BYTES = 400000;  // of weights at a time, so that they stay in the second-level cache
 
 constexpr size_t WARM_BYTES = 4096;     // of the next step's weights are asked for ahead of a barrier

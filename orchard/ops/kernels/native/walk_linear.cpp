@@ -67,7 +67,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         input.quant.sum = input.quant.scale + (size_t)SMALL * groups;
         return input;
     }
-    if (many || (engine.matrix_ && count >= MATRIX_ROWS)) {
+    if (many) {
         input.packed = engine.shared_.as<void>();
         const int stripes = (count + 31) / 32;
         for (int stripe = from(stripes); stripe < upto(stripes); stripe++) {
@@ -158,8 +158,9 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
         int step = input.rows <= SMALL ? last - first : (int)(PANEL_BYTES / weight.block_bytes()) + 1;
         for (int block = first; block < last; block += step) {
             int end = block + step < last ? block + step : last;
-            for (int t = 0; t < input.rows; t += SMALL) {
-                int count = input.rows - t < SMALL ? input.rows - t : SMALL;
+            const int most = weight.quantised() ? engine.linear_->most : SMALL;
+            for (int t = 0; t < input.rows; t += most) {
+                int count = input.rows - t < most ? input.rows - t : most;
                 float* out = y + (size_t)t * ldy;
                 if (weight.quantised()) {
                     QuantRows part = input.quant;
