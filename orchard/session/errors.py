@@ -161,7 +161,7 @@ class InvalidGenerationSchemaError(FoundationModelsError):
     status = GenerationErrorCode.INVALID_SCHEMA
 
 
-class TranscriptError(FoundationModelsError):
+class TranscriptError(GenerationError):
     """A transcript that cannot be read: damaged, of another version, or changed while an answer is on its way."""
 
     code = "transcript"

@@ -8,8 +8,10 @@ On a CPU the native engine runs the model's packed file, and torch is not import
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from orchard.models.language.decoder import Decoder
     from orchard.models.zoo import Family
     from orchard.ops.plan.steps import Plan
+    from orchard.session.adapters import Adapters
 
 
 class Options(TypedDict, total=False):
@@ -72,6 +75,10 @@ def load(
     """
     if dtype not in DTYPES:
         raise UsageError(f"no dtype called {dtype!r}", hint="one of " + ", ".join(DTYPES))
+    if os.environ.get("ORCHARD_FORBID_MODELS"):  # seldom, so what it means is looked up only then
+        from orchard.session.assets import refuse_if_forbidden
+
+        refuse_if_forbidden(name_or_path)
     path = Library().resolve(str(name_or_path))
     on_cpu = device == "cpu" or (device == "auto" and not may_have_cuda()) or device_of(device).type == "cpu"
     if dtype == "auto" and on_cpu:
@@ -167,6 +174,13 @@ class Model:
     def config(self) -> Decoder.Config:
         """The config tree the model was built from."""
         return self.decoder.config
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        """Adapters that are loaded on this model; each set of them is a model that shares these weights."""
+        from orchard.session.adapters import Adapters
+
+        return Adapters(self)
 
     @property
     def context(self) -> int:
