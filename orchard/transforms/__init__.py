@@ -1,0 +1,1 @@
+"""Transforms: callables from one config tree to another, and what belongs to them."""
