@@ -13,22 +13,28 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "orchard.session.model",
     "Model": "orchard.session.model",
+    "Session": "orchard.session.session",
     "study": "orchard.studies",
     "Report": "orchard.core.report",
     "Config": "orchard.core.config",
     "OrchardError": "orchard.core.errors",
 }
-__all__ = ["Config", "Model", "OrchardError", "Report", "__version__", "load", "study"]
+_MODULES = ("fm", "testing")
+__all__ = ["Config", "Model", "OrchardError", "Report", "Session", "__version__", "fm", "load", "study", "testing"]
 
 if TYPE_CHECKING:
+    from orchard import fm, testing
     from orchard.core.config import Config
     from orchard.core.errors import OrchardError
     from orchard.core.report import Report
     from orchard.session.model import Model, load
+    from orchard.session.session import Session
     from orchard.studies import study
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"orchard.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'orchard' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

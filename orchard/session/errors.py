@@ -56,7 +56,7 @@ class ExceededContextWindowSizeError(GenerationError, ContextOverflow):
     def __init__(self, message: str = "", *, tokens: int = 0, limit: int = 0, hint: str = "") -> None:
         GenerationError.__init__(
             self,
-            message or f"the conversation has {tokens:,} tokens but the context holds {limit:,}",
+            message or f"the conversation has {tokens:,} tokens but the context window holds {limit:,}",
             hint=hint or "start a new session, or give this one a context policy (see orchard.session.policies)",
         )
         self.tokens, self.limit = tokens, limit

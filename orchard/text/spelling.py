@@ -26,6 +26,13 @@ def byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
+@cache
+def _latin_of_character() -> dict[int, str]:
+    """The same table for `str.translate`; other characters of Latin-1 become one that has no byte."""
+    known = {ord(character): chr(byte) for character, byte in byte_of_character().items()}
+    return {code: "\uffff" for code in range(256)} | known
+
+
 @frozen
 class Spelling:
     kind: Literal["byte-level", "pieces", "other"]
@@ -40,10 +47,10 @@ class Spelling:
 
     def bytes_of(self, token: str) -> bytes:
         if self.kind == "byte-level":
-            table = byte_of_character()
-            if all(character in table for character in token):
-                return bytes(table[character] for character in token)
-            return token.encode()
+            try:
+                return token.translate(_latin_of_character()).encode("latin-1")
+            except UnicodeEncodeError:  # a character that stands for no byte: the entry is plain text
+                return token.encode()
         byte = self.piece_byte(token)
         return token.replace(SPACE_MARK, " ").encode() if byte is None else bytes([byte])
 

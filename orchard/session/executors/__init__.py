@@ -1,0 +1,1 @@
+"""What can answer a turn: a model on this machine, an endpoint on another, a script in a test."""
