@@ -1,7 +1,8 @@
 """`orchard chat`: a conversation in the terminal.
 
 Ctrl-C stops an answer, and what was said of it stays in the conversation; at the prompt Ctrl-C and Ctrl-D leave. A turn
-that fails is taken back and the conversation goes on. Input that is no terminal is one prompt, answered as by `respond`.
+that fails is taken back and the conversation goes on. Input that is no terminal is one prompt, answered as by `respond`. All
+of it is one session, as `orchard.Session` has them: guardrails are on, and tools and adapters may be given.
 """
 
 from __future__ import annotations
@@ -10,30 +11,34 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated, Any, cast
 
-from orchard.cli import common
-from orchard.cli.answer import answer_once, write_stream
+import typer
+
+from orchard.cli import common, guided
+from orchard.cli.answer import answer_once
 from orchard.cli.common import note
-from orchard.cli.conversation import Conversation
+from orchard.cli.conversation import Conversation, Setup
 from orchard.cli.options import (
+    AdapterOption,
+    GuardrailsOption,
     JsonOption,
     MaxTokensOption,
     MinPOption,
     ModelOption,
+    NoGuardrailsOption,
     OfflineOption,
     RepetitionOption,
     SeedOption,
     StopOption,
     SystemOption,
     TemperatureOption,
+    ToolOption,
     TopKOption,
     TopPOption,
 )
 from orchard.core.errors import ContextOverflow, OrchardError, UsageError
-
-if TYPE_CHECKING:
-    from orchard.session.model import Model
 
 
 def chat(
@@ -47,11 +52,19 @@ def chat(
     repetition_penalty: RepetitionOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
+    tool: ToolOption = None,
+    adapter: AdapterOption = None,
+    guardrails: GuardrailsOption = None,
+    no_guardrails: NoGuardrailsOption = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="FILE", help="Take up a conversation that /save wrote.")
+    ] = None,
     offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Talk with a model. Type /help for what else can be done."""
     common.go_offline(offline)
+    ways = guided.Ways.of(None, None, None, tool, adapter, guardrails, no_guardrails)
     settings = common.sampling(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -63,19 +76,42 @@ def chat(
         seed=seed,
     )
     if not sys.stdin.isatty():
-        answer_once(common.read_prompt(None), name=model, system=system, settings=settings, as_json=as_json)
+        _answer_input(model, system, settings, ways, resume, as_json)
         return
     if as_json:
         raise UsageError("a conversation in the terminal has no JSON form", hint="use `orchard respond --json`")
     if system:
         common.unicode_text("the text of --system", system)
+    if resume is not None and not Path(resume).is_file():
+        raise UsageError(f"--resume: there is no file {resume}", hint="name a file that /save wrote")
+    options, tools = guided.options_of(settings), guided.tools_of(ways.tools)
     loaded = common.load_model(model)
+    adapters = tuple(guided.adapter_of(loaded, folder) for folder in ways.adapters)
+    setup = Setup(loaded, options, tools, adapters, guided.mode_of(ways.guardrails), guided.shown_calls())
+    conversation = Conversation(setup, system)
+    if resume is not None:
+        conversation.load(Path(resume))
+        if system:
+            conversation.set_system(system)
     note(f"{model}. /help shows the commands, Ctrl-D leaves.")
     with _history():
-        converse(Conversation(system), loaded, settings)
+        converse(conversation, max_tokens)
 
 
-def converse(conversation: Conversation, model: Model, settings: dict[str, Any]) -> None:
+def _answer_input(
+    model: str, system: str | None, settings: dict[str, Any], ways: guided.Ways, resume: str | None, as_json: bool
+) -> None:
+    """Input that is no terminal: one prompt."""
+    if resume is not None:
+        raise UsageError("--resume needs a terminal", hint="in a program: orchard.Session.resume(path)")
+    text = common.read_prompt(None)
+    if ways.need_a_session():
+        guided.respond_in_session(text, name=model, system=system, settings=settings, ways=ways, as_json=as_json)
+    else:
+        answer_once(text, name=model, system=system, settings=settings, as_json=as_json)
+
+
+def converse(conversation: Conversation, max_tokens: int) -> None:
     """Read, answer, repeat, until the person leaves."""
     while True:
         try:
@@ -91,7 +127,7 @@ def converse(conversation: Conversation, model: Model, settings: dict[str, Any])
             continue
         try:
             if not typed.startswith("/"):
-                take_turn(conversation, model, line, settings)
+                take_turn(conversation, line, max_tokens)
             elif not conversation.command(line):
                 return
         except OrchardError as error:
@@ -103,22 +139,31 @@ def converse(conversation: Conversation, model: Model, settings: dict[str, Any])
             note("hint: the conversation is as it was; /save FILE keeps it")
 
 
-def take_turn(conversation: Conversation, model: Model, text: str, settings: dict[str, Any]) -> None:
+def take_turn(conversation: Conversation, text: str, max_tokens: int) -> None:
     """One question and its answer. Both stay, also when the answer was stopped; neither does when it failed."""
-    asked = [*conversation.messages, {"role": "user", "content": text}]
     heard: list[str] = []
     try:
-        common.note_if_cut(write_stream(model, asked, settings, heard), settings["max_tokens"])
+        response = guided.written(conversation.session, text, {}, heard)
     except KeyboardInterrupt:
         note("stopped")
+        keep_stopped(conversation, text, "".join(heard))
+        return
     except ContextOverflow as error:
         error.hint = f"shorten the message by at least {error.tokens + 1 - error.limit:,} tokens"
-        if conversation.messages:
+        if conversation.transcript.turns():
             error.hint += ", or begin anew: /save FILE keeps this conversation, /reset forgets it"
         raise
-    answer = "".join(heard)
+    for failure in response.tool_errors:
+        note(f"warning: {failure.message}")
+    common.note_if_cut(cast(Any, response), max_tokens)  # it ends and counts like an answer of the engine
+
+
+def keep_stopped(conversation: Conversation, text: str, answer: str) -> None:
+    """What was said of an answer that was stopped joins the conversation: the person has read it, so the model should too."""
+    from orchard.session.transcript import PromptEntry, Response
+
     if answer:
-        conversation.messages = [*asked, {"role": "assistant", "content": answer}]
+        conversation.transcript.extend([PromptEntry(text), Response(answer)])
 
 
 def _ask(prompt: str) -> str:

@@ -10,7 +10,10 @@ ModelOption = Annotated[
     str, typer.Option("--model", "-m", metavar="NAME", help="A model of the library, a GGUF file or a model folder.")
 ]
 SystemOption = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="Instructions the model gets before the first message.")
+    str | None,
+    typer.Option(
+        "--system", "--instructions", metavar="TEXT", help="Instructions the model gets before the first message."
+    ),
 ]
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")
@@ -47,3 +50,41 @@ OfflineOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+# What goes through a session: an answer of a given form, tools, adapters, guardrails.
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE|MODULE:CLASS",
+        help="Hold the answer to a JSON Schema, or to a class of yours (its module is imported, from this folder too).",
+    ),
+]
+ChoicesOption = Annotated[
+    str | None, typer.Option("--choices", metavar="A,B", help="Hold the answer to one of these texts.")
+]
+RegexOption = Annotated[
+    str | None, typer.Option("--regex", metavar="PATTERN", help="Hold the answer to a regular expression.")
+]
+ToolOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        metavar="MODULE:FUNCTION",
+        help="A function of yours that the model may call (its module is imported, from this folder too); may be repeated.",
+    ),
+]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="FOLDER", help="A PEFT LoRA adapter to apply; may be repeated."),
+]
+GuardrailsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--guardrails",
+        metavar="MODE",
+        help="How prompt and answer are checked: default, permissive, strict, off. Unless given, `default` in a session "
+        "(chat, and with the options above) and `off` for a plain prompt.",
+    ),
+]
+NoGuardrailsOption = Annotated[bool, typer.Option("--no-guardrails", help="The same as --guardrails off.")]

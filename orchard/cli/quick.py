@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--model": ("model", _text),
     "-m": ("model", _text),
     "--system": ("system", _text),
+    "--instructions": ("system", _text),
     "--max-tokens": ("max_tokens", _whole(1)),
     "--temperature": ("temperature", _number(0)),
     "--top-k": ("top_k", _whole(1)),

@@ -1,23 +1,32 @@
-"""`orchard respond "…"`: one prompt, one answer, written as it comes."""
+"""`orchard respond "…"`: one prompt, one answer, written as it comes; plainly, or through a session."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from orchard.cli import common
 from orchard.cli.answer import respond_to
+from orchard.cli.guided import Ways, respond_in_session
 from orchard.cli.options import (
+    AdapterOption,
+    ChoicesOption,
+    GuardrailsOption,
     JsonOption,
     MaxTokensOption,
     MinPOption,
     ModelOption,
+    NoGuardrailsOption,
     OfflineOption,
+    RegexOption,
     RepetitionOption,
+    SchemaOption,
     SeedOption,
     StopOption,
     SystemOption,
     TemperatureOption,
+    ToolOption,
     TopKOption,
     TopPOption,
 )
@@ -37,22 +46,31 @@ def respond(
     repetition_penalty: RepetitionOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
+    schema: SchemaOption = None,
+    choices: ChoicesOption = None,
+    regex: RegexOption = None,
+    tool: ToolOption = None,
+    adapter: AdapterOption = None,
+    guardrails: GuardrailsOption = None,
+    no_guardrails: NoGuardrailsOption = False,
     offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one prompt."""
-    respond_to(
-        prompt,
-        model=model,
-        system=system,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        stop=stop,
-        seed=seed,
-        offline=offline,
-        as_json=as_json,
-    )
+    ways = Ways.of(schema, choices, regex, tool, adapter, guardrails, no_guardrails)
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+        "seed": seed,
+    }
+    if not ways.need_a_session():
+        respond_to(prompt, model=model, system=system, offline=offline, as_json=as_json, **sampling)
+        return
+    common.go_offline(offline)
+    text, settings = common.read_prompt(prompt), common.sampling(**sampling)
+    respond_in_session(text, name=model, system=system, settings=settings, ways=ways, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchard import __version__
-from orchard.cli import bench, chat, doctor, pull, respond, rm, show, study
+from orchard.cli import bench, chat, doctor, pull, respond, rm, schema, show, study
 from orchard.cli import list as list_verb
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("respond")(respond.respond)
 app.command("chat")(chat.chat)
+app.command("schema")(schema.schema)
 app.command("pull")(pull.pull)
 app.command("list")(list_verb.list_models)
 app.command("show")(show.show)

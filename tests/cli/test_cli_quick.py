@@ -30,6 +30,7 @@ def typed(line: list[str]) -> dict[str, Any] | None:
         patch.setattr(
             "orchard.cli.respond.respond_to", lambda prompt, **named: heard.append({"prompt": prompt, **named})
         )
+        patch.setattr("orchard.cli.respond.respond_in_session", lambda prompt, **named: pytest.fail("a session"))
         try:
             verbs.app(args=["respond", *line], standalone_mode=False)
         except Exception:
@@ -56,8 +57,10 @@ def test_both_readings_agree(line: list[str]) -> None:
 
 
 def test_defaults_are_the_same() -> None:
+    """What the quick reading does not know (a schema, tools …) is off unless it is asked for."""
     ours, theirs = (inspect.signature(function).parameters for function in (respond_to, respond))
-    assert {name: p.default for name, p in ours.items()} == {name: p.default for name, p in theirs.items()}
+    assert {name: p.default for name, p in ours.items()} == {name: theirs[name].default for name in ours}
+    assert all(theirs[name].default in (None, False) for name in theirs.keys() - ours.keys())
     known = {name for name, _ in quick.VALUES.values()} | set(quick.FLAGS.values()) | {"prompt"}
     assert known == set(ours)
 
@@ -84,6 +87,13 @@ def test_what_people_write_is_understood() -> None:
         ["respond", "a", "--top-p", "1.5"],
         ["respond", "a", "--seed", "1", "--seed", "2"],
         ["respond", "--", "-a"],
+        ["respond", "a", "--schema", "b.json"],
+        ["respond", "a", "--choices", "b,c"],
+        ["respond", "a", "--regex", "b"],
+        ["respond", "a", "--tool", "b:c"],
+        ["respond", "a", "--adapter", "b"],
+        ["respond", "a", "--guardrails", "strict"],
+        ["respond", "a", "--no-guardrails"],
     ],
 )
 def test_everything_else_is_typers(line: list[str]) -> None:
@@ -98,7 +108,7 @@ def test_the_variable_is_typers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plain_respond_imports_no_parser() -> None:
     code = (
         "import sys; from orchard.cli.main import main; main(['respond', 'hi', '--model', 'no-such-model'])\n"
-        "print([name for name in ('typer', 'pydantic', 'rich', 'numpy', 'torch') if name in sys.modules])"
+        "print([name for name in ('typer', 'pydantic', 'rich', 'numpy', 'torch', 'llguidance') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]" and "no model called" in done.stderr

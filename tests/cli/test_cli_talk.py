@@ -14,13 +14,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchard.cli import chat
-from orchard.cli.conversation import MOST_BYTES, Conversation
+from orchard.cli.conversation import MOST_BYTES, Conversation, Setup
 from orchard.cli.main import main
 from orchard.core.errors import BadFile, UsageError
+from orchard.session.errors import TranscriptError
+from orchard.testing import ScriptedModel
 from tests.tiny import CONTEXT, tiny_gguf
 
 PROGRAM = [sys.executable, "-c", "from orchard.cli.main import run; run()"]
@@ -135,26 +138,74 @@ def test_interrupting_respond_keeps_what_was_written(small: Path, capsys: pytest
 # The conversation ----------------------------------------------------------------------------------------------------
 
 
+def scripted(*answers: object, system: str | None = None, **named: object) -> Conversation:
+    return Conversation(Setup(ScriptedModel(list(answers)), **named), system)  # type: ignore[arg-type]
+
+
+def said(conversation: Conversation) -> list[tuple[str, str]]:
+    return [(type(entry).__name__, entry.text) for entry in conversation.transcript]
+
+
 def test_a_conversation_is_saved_and_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = Conversation("be brief")
-    first.messages += [{"role": "user", "content": "ü\n"}, {"role": "assistant", "content": "é"}]
-    assert first.command(f"/save {tmp_path / 'new' / 'a b.json'}")
-    second = Conversation()
-    assert second.command(f"/load {tmp_path / 'new' / 'a b.json'}")
-    assert second.messages == first.messages
+    first = scripted("é", system="be brief")
+    chat.take_turn(first, "ü\n", 9)
+    path = tmp_path / "new" / "a b.json"
+    assert first.command(f"/save {path}")
+    second = scripted("ok")
+    assert second.command(f"/load {path}")
+    assert said(second) == said(first) == [("Instructions", "be brief"), ("PromptEntry", "ü\n"), ("Response", "é")]
+    assert second.command(f"/save {path}")  # over a conversation, but over nothing else
     second.command("/reset")
-    assert second.messages == [{"role": "system", "content": "be brief"}]
+    assert said(second) == [("Instructions", "be brief")]
     second.command("/system be long")
-    assert second.messages == [{"role": "system", "content": "be long"}]
+    assert said(second) == [("Instructions", "be long")]
     second.command("/system")
-    assert second.messages == []
-    assert (
-        second.command("/help")
-        and second.command("/nonsense")
-        and second.command("/save")
-        and not second.command("/exit")
-    )
-    assert "there is no command /nonsense" in capsys.readouterr().err
+    assert said(second) == []
+    for line in ("/help", "/nonsense", "/save", "/tools", "/usage", "/undo"):
+        assert second.command(line)
+    assert not second.command("/exit")
+    err = capsys.readouterr().err
+    assert "there is no command /nonsense" in err and "no tools" in err and "nothing to take back" in err
+
+
+def test_other_files_that_hold_a_conversation(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]
+    wanted = [("Instructions", "be brief"), ("PromptEntry", "a")]
+    path = tmp_path / "x.json"
+    for document in (messages, {"messages": messages}):
+        path.write_text(json.dumps(document))
+        loaded = scripted()
+        loaded.load(path)
+        assert said(loaded) == wanted
+    loaded.transcript.save(path)  # Apple's form
+    again = scripted()
+    again.load(path)
+    assert said(again) == wanted
+    path.write_text('{"type": "FoundationModels.Transcript", "version": 9}')
+    with pytest.raises(TranscriptError):
+        again.load(path)
+    assert said(again) == wanted
+
+
+def test_undo_usage_and_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return city
+
+    talk = scripted("one", "two", tools=[weather], system="be brief")
+    chat.take_turn(talk, "first", 9)
+    chat.take_turn(talk, "second", 9)
+    talk.command("/undo")
+    assert [text for _, text in said(talk)][1:] == ["first", "one"]
+    talk.command("/tools")
+    talk.command("/usage")
+    err = capsys.readouterr().err
+    assert "taken back: second" in err and "weather: The weather in a city" in err and "of 4,096 tokens" in err
+    talk.command("/system be long")  # the tools that the transcript tells of stay in it
+    assert talk.transcript[0].tools  # type: ignore[union-attr]
+    talk.command("/undo")
+    talk.command("/undo")
+    assert len(talk.transcript) == 1 and "nothing to take back" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -176,11 +227,11 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path, capsys: pytest.Captu
 )
 def test_a_damaged_conversation_changes_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    conversation = Conversation("keep")
+    conversation = scripted(system="keep")
     with pytest.raises(BadFile) as caught:
         conversation.load(tmp_path / "x.json")
     assert "\n" not in caught.value.message
-    assert conversation.messages == [{"role": "system", "content": "keep"}]
+    assert said(conversation) == [("Instructions", "keep")]
     with pytest.raises(BadFile):
         conversation.load(tmp_path / "missing.json")
     with pytest.raises(BadFile, match="not a file"):
@@ -199,8 +250,6 @@ def test_a_damaged_conversation_changes_nothing(content: bytes, tmp_path: Path) 
 def test_a_failed_turn_is_taken_back(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import orchard
-
     lines = iter(["x" * 1000, "/load /nowhere", "/fail", "hello", ""])
     command = Conversation.command
 
@@ -218,12 +267,33 @@ def test_a_failed_turn_is_taken_back(
             raise EOFError from None
 
     monkeypatch.setattr(chat, "_ask", typed)
-    conversation = Conversation()
-    chat.converse(conversation, orchard.load(small), {"max_tokens": 4})
-    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
-    assert conversation.messages[0]["content"] == "hello"
+    conversation = on_small(small, max_tokens=4)
+    chat.converse(conversation, 4)
+    assert [name for name, _ in said(conversation)] == ["PromptEntry", "Response"]
+    assert conversation.transcript[0].text == "hello"
     err = capsys.readouterr().err
     assert err.count("error: ") == 3 and "Traceback" not in err
+
+
+def on_small(small: Path, max_tokens: int) -> Conversation:
+    import orchard
+    from orchard.session.options import GenerationOptions
+
+    options = GenerationOptions(maximum_response_tokens=max_tokens)
+    return Conversation(Setup(orchard.load(small), options, guardrails=None))
+
+
+def test_a_tool_that_fails_is_told_and_the_conversation_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    from orchard.testing import ToolCall
+
+    def broken(city: str) -> str:
+        """Fails."""
+        raise RuntimeError("no luck")
+
+    talk = scripted(ToolCall("broken", {"city": "Oslo"}), "Sorry.", tools=[broken])
+    chat.take_turn(talk, "Weather?", 9)
+    out, err = capsys.readouterr()
+    assert out == "Sorry.\n" and "warning: the tool 'broken' failed: no luck" in err
 
 
 def in_terminal(
@@ -252,12 +322,22 @@ def in_terminal(
     return shown, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def saved_entries(path: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["transcript"]["transcript"]["entries"]
+    return entries
+
+
+def text_of(entry: dict[str, Any]) -> str:
+    return "".join(content["text"] for content in entry["contents"])
+
+
 def test_chat_in_a_terminal(small: Path, empty_home: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     slowed = (
         "import orchard.cli.common as c, time; p = c.printable; c.printable = lambda t: (time.sleep(0.02), p(t))[1]\n"
     )
-    command = [sys.executable, "-c", slowed + PROGRAM[2], "chat", "--model", str(small), "--max-tokens", "150"]
+    # Guardrails would hold back what is no whole sentence, and this model writes none.
+    command = [sys.executable, "-c", slowed + PROGRAM[2], "chat", "--model", str(small), "--no-guardrails"]
     steps = [
         ("> ", b"/help\n"),
         ("> ", b"hello\n"),
@@ -269,9 +349,9 @@ def test_chat_in_a_terminal(small: Path, empty_home: Path, tmp_path: Path) -> No
     assert code == 0, shown
     assert "/save FILE" in shown and "stopped" in shown and "Traceback" not in shown
     assert "\x1b" not in shown  # a dumb terminal would show escapes as they are
-    asked, answered = json.loads(saved.read_text())["messages"]
-    assert (asked["role"], asked["content"], answered["role"]) == ("user", "hello", "assistant")
-    assert 0 < len(answered["content"]) < 150 and answered["content"][:3] in shown  # stopped, and kept
+    asked, answered = saved_entries(saved)
+    assert (asked["role"], text_of(asked), answered["role"]) == ("user", "hello", "response")
+    assert 0 < len(text_of(answered)) < 150 and text_of(answered)[:3] in shown  # stopped, and kept
     assert "/save" in (empty_home / "chat_history").read_text()
 
 
@@ -287,8 +367,8 @@ def test_lines_pasted_together_are_one_message(small: Path, empty_home: Path, tm
     ]
     shown, code = in_terminal(command, steps, dict(os.environ), term="xterm")
     assert code == 0, shown
-    asked = json.loads((tmp_path / "talk.json").read_text())["messages"][::2]
-    assert [message["content"] for message in asked] == ["one\ntwo", "/etc/hosts"]
+    asked = saved_entries(tmp_path / "talk.json")[::2]
+    assert [text_of(entry) for entry in asked] == ["one\ntwo", "/etc/hosts"]
     assert "\x1b[?2004h" in shown  # the terminal is asked to mark what is pasted
     assert "loading" in shown and "cut after 4 tokens" in shown
     lines = (empty_home / "chat_history").read_text().splitlines()
@@ -311,16 +391,14 @@ def test_two_conversations_at_once_keep_both_histories(empty_home: Path) -> None
 def test_an_overflow_in_a_conversation_says_what_to_do(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import orchard
-
     typed = iter(["x" * 1000, "hello", "y" * 200, "/reset", "z"])
-    conversation = Conversation()
+    conversation = on_small(small, max_tokens=40)
     monkeypatch.setattr(chat, "_ask", lambda prompt: next(typed, None) or _leave())
-    chat.converse(conversation, orchard.load(small), {"max_tokens": 40})
+    chat.converse(conversation, 40)
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hint: ")]
     assert "shorten the message by at least" in first and "/reset" not in first
     assert "/save FILE keeps this conversation, /reset forgets it" in second
-    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
+    assert [name for name, _ in said(conversation)] == ["PromptEntry", "Response"]
 
 
 def _leave() -> str:
@@ -332,17 +410,33 @@ def test_a_line_that_is_no_text_costs_nothing(
 ) -> None:
     lines = iter([b"\xff", b"/nonsense"])
     monkeypatch.setattr(chat, "_ask", lambda prompt: next(lines, b"/exit").decode())
-    conversation = Conversation("keep")
-    chat.converse(conversation, None, {})  # type: ignore[arg-type]
+    conversation = scripted(system="keep")
+    chat.converse(conversation, 9)
     err = capsys.readouterr().err
     assert "not UTF-8" in err and "no command /nonsense" in err and "space in front" in err
-    assert conversation.messages == [{"role": "system", "content": "keep"}]
+    assert said(conversation) == [("Instructions", "keep")]
 
 
 def test_ctrl_c_at_the_prompt_leaves(small: Path, empty_home: Path) -> None:
     command = [*PROGRAM, "chat", "--model", str(small)]
     shown, code = in_terminal(command, [("> ", b"\x03")], dict(os.environ))
     assert code == 0 and "Traceback" not in shown
+
+
+def test_a_conversation_is_resumed(small: Path, empty_home: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    before = on_small(small, 4)
+    chat.take_turn(before, "earlier", 4)
+    before.save(saved)
+    command = [*PROGRAM, "chat", "--model", str(small), "--max-tokens", "4", "--resume", str(saved), "--no-guardrails"]
+    steps = [("> ", b"later\n"), ("> ", f"/save {saved}\n".encode()), ("saved 2 turns.*> ", b"\x04")]
+    shown, code = in_terminal(command, steps, dict(os.environ))
+    assert code == 0, shown
+    assert [text_of(entry) for entry in saved_entries(saved)[::2]] == ["earlier", "later"]
+    shown, code = in_terminal(
+        [*PROGRAM, "chat", "--model", str(small), "--resume", "nothing.json"], [], dict(os.environ)
+    )
+    assert code == 2 and "error: --resume: there is no file nothing.json" in shown and "hint: " in shown
 
 
 def test_chat_without_the_model_names_the_command(empty_home: Path) -> None:
