@@ -30,7 +30,7 @@ def byte_of_character() -> dict[str, int]:
 def _latin_of_character() -> dict[int, str]:
     """The same table for `str.translate`; other characters of Latin-1 become one that has no byte."""
     known = {ord(character): chr(byte) for character, byte in byte_of_character().items()}
-    return {code: "\uffff" for code in range(256)} | known
+    return dict.fromkeys(range(256), "\uffff") | known
 
 
 @frozen
