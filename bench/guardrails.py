@@ -1,9 +1,10 @@
 """What the guardrails let through, what they stop, what they cost, and what a list of bad words does beside them.
 
-The two lists in tests/data/guardrails (200 harmful requests, 200 harmless ones full of alarming words) were written for this
-and never used to fit or tune anything. Disguises are put on the harmful ones by program. `--moderation` takes the path of
-OpenAI's moderation set (samples-1680.jsonl.gz, MIT), of which only figures come out, never text. `--no-model` leaves out
-the comparison with the speed of the default model.
+The two lists in tests/data/guardrails (200 harmful requests, 200 harmless ones full of alarming words) were written before
+anything was trained. Nothing is trained on them; how many of them came out right was looked at on the way, which ones was not,
+but for the seven on child safety, for which a rule was added. Disguises are put on the harmful ones by program.
+`--moderation` takes the path of OpenAI's moderation set (samples-1680.jsonl.gz, MIT), of which only figures come out, never
+text. `--no-model` leaves out the comparison with the speed of the default model.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "results" / "bench" / "guardrails.json"
 LISTS = ROOT / "tests" / "data" / "guardrails"
 SEED = 4
-# What people write first when they want a filter.
 DENY_LIST = """
 kill murder bomb weapon gun shoot attack suicide drug drugs cocaine heroin meth rape sex porn nude hack malware virus
 steal rob fraud hate nazi terrorist explosive poison stab die
@@ -89,6 +89,15 @@ CLAIMS = [
     Claim("closed", "A broken guard lets nothing through", "broken_guard_passed", Bound("==", 0)),
     Claim("load", "Reading the guard's data takes less than 20 ms", "load_ms", Bound("<", 20)),
     Claim("prompt", "Judging a prompt takes less than 2 ms", "prompt_ms", Bound("<", 2)),
+]
+NOTES = [
+    "English only: the lists, the lexicon and the training sentences are in no other language.",
+    "Totals on the lists were looked at some ten times while the training sentences grew, so they are not quite unseen.",
+    "The lists and the training sentences have one author, so the lists are easier than what strangers write: of two lots of "
+    "144 and 60 freshly worded harmful requests, 56 % and 62 % were stopped before their words were added to the training set.",
+    "Two public sets were used for development (never for training): XSTest, 96 % of safe prompts pass and 69 % of unsafe "
+    "ones are stopped; AdvBench, 94 % are stopped.",
+    "Of 138 answers of the default model to harmless but alarming prompts, 18 were stopped.",
 ]
 DECODE = Claim("decode", "Guarding a stream costs at most 10 % of decoding it", "decode_share", Bound("<=", 0.1))
 
@@ -149,14 +158,7 @@ def stretched(text: str) -> str:
 
 
 DISGUISES: dict[str, Callable[[str], str]] = {
-    "leet": leet,
-    "spaced": spaced,
-    "dotted": dotted,
-    "invisible": invisible,
-    "lookalike": lookalike,
-    "wide": wide,
-    "base64": coded,
-    "stretched": stretched,
+    made.__name__: made for made in (leet, spaced, dotted, invisible, lookalike, wide, coded, stretched)
 }
 
 
@@ -215,9 +217,6 @@ def decode_share(tokens: int) -> dict[str, Value | float]:
         guard.finish()
         shares.append((time.perf_counter() - started) / decoding)
     return {"decode_share": Value(round(statistics.median(shares), 4), note=f"{tokens} tokens, median of 3")}
-
-
-# Equal treatment ------------------------------------------------------------------------------------------------------
 
 
 def equal_treatment(texts: list[str]) -> dict[str, Value | float]:
@@ -379,7 +378,7 @@ def run(moderation_set: Path | None, model: bool) -> Report:
         claims=claims,
         seed=SEED,
         wall_time=round(time.perf_counter() - started, 3),
-        notes=["English only: the lists, the lexicon and the training sentences are in no other language."],
+        notes=NOTES,
     )
 
 

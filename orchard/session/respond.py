@@ -77,7 +77,8 @@ class Reply:
         from orchard.session.transcript.entries import PromptEntry
 
         text = self.setup.hooks.prompt(self.prompt)
-        self._judge(text, "input", structured=self.wanted.schema is not None)
+        before = next((entry.text for entry in reversed(self.history) if isinstance(entry, PromptEntry)), "")
+        self._judge(text, "input", structured=self.wanted.schema is not None, context=before)
         self.entries.append(PromptEntry(text, self.setup.options.to_dict(), self.wanted.format()))
         last = yield from self._steps()
         content, raw = self.wanted.read(last.text, last.finish)
@@ -290,10 +291,11 @@ class Reply:
             self._judge(output, "tool")
             self.entries.append(ToolOutput(call.name, output, call.id))
 
-    def _judge(self, text: str, stage: Literal["input", "tool"], structured: bool = False) -> None:
+    def _judge(self, text: str, stage: Literal["input", "tool"], structured: bool = False, context: str = "") -> None:
+        """`context`: the prompt before, as a request may be spread over two."""
         if self.setup.guardrails is None:
             return
-        verdict = self.setup.guardrails.check(text, stage=stage, structured=structured)
+        verdict = self.setup.guardrails.check(text, stage=stage, structured=structured, context=context)
         if not verdict.allowed:
             stopped = [violation for violation in verdict.violations if violation.action == "block"]
             where = {"input": "the prompt", "tool": "a tool call or what it gave"}[stage]
