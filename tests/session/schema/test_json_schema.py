@@ -73,7 +73,7 @@ def test_a_schema_inside_another() -> None:
         {"properties": []},
         {"required": "a"},
         {"x-order": {}},
-        {"a": object()},
+        {"a": object},
     ],
     ids=str,
 )
