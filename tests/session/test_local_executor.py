@@ -286,6 +286,17 @@ def test_a_tool_that_was_called_is_not_called_again_for_the_same_words(executor:
 
 
 @pytest.mark.real
+def test_another_tool_may_follow_for_the_same_words(executor: LocalExecutor) -> None:
+    asked = Message("user", "Add 5 and 7, and tell me the weather in Paris.")
+    first = calls_of(run(executor, Turn((asked,), TOOLS.specs(), "required")))
+    assert len(first) == 1  # one a step, also where several are allowed
+    call = {"id": "1", "type": "function", "function": {"name": first[0][0], "arguments": first[0][1]}}
+    talk = (asked, Message("assistant", "", tool_calls=[call]), Message("tool", "done", name=first[0][0]))
+    second = calls_of(run(executor, Turn(talk, TOOLS.specs(), max_tokens=60)))
+    assert {name for name, _ in first + second} == {"add", "get_weather"}
+
+
+@pytest.mark.real
 def test_required_named_and_disallowed(executor: LocalExecutor) -> None:
     sum_ = (Message("user", "What is 17 plus 25?"),)
     assert calls_of(run(executor, Turn(sum_, TOOLS.specs(), "required", parallel_calls=False))) == [
@@ -300,7 +311,15 @@ def test_required_named_and_disallowed(executor: LocalExecutor) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_are_valid_at_any_temperature(executor: LocalExecutor, seed: int) -> None:
-    hot = Turn(USER, TOOLS.specs(), "required", sampling=Sampling(temperature=1.5), seed=seed)
+    hot = Turn(
+        USER,
+        TOOLS.specs(),
+        "required",
+        parallel_calls=False,
+        sampling=Sampling(temperature=1.5),
+        seed=seed,
+        max_tokens=200,
+    )
     events = run(executor, hot)
     for name, arguments in calls_of(events):
         assert TOOLS.call(name, json.dumps(arguments)).error is None

@@ -21,7 +21,7 @@ from orchard.generate.loops import NoLoops
 from orchard.generate.request import Answer, Request
 from orchard.session.errors import ExceededContextWindowSizeError
 from orchard.session.executors.local_text import Begin, Events, Thoughts, cannot_begin
-from orchard.session.tools.calls import calls_constraint
+from orchard.session.tools.calls import MOST_TOKENS, calls_constraint
 from orchard.session.tools.choice import Weighed, weighed
 from orchard.session.tools.formats import ToolFormat, called, format_of
 from orchard.session.turn import Call, Capability, Done, Event, Finish, Text, ToolSpec, Turn, Usage
@@ -218,8 +218,12 @@ class _Reply:
         return found
 
     def _calls(self, ids: Sequence[int], tools: tuple[ToolSpec, ...]) -> Iterator[Event]:
-        constraint = calls_constraint(self.format.written, tools, parallel=self.turn.parallel_calls)
-        request = replace(self._request(ids), constraint=constraint, rules=(NoLoops(),))
+        # A model that was not taught to call tools does not know when to stop: it makes one call a step.
+        parallel = self.turn.parallel_calls and self.format.native
+        constraint = calls_constraint(self.format.written, tools, parallel=parallel)
+        request = self._request(ids)
+        limit = request.max_tokens if self.turn.max_tokens is not None else min(request.max_tokens, MOST_TOKENS)
+        request = replace(request, max_tokens=limit, constraint=constraint, rules=(NoLoops(),))
         stream = self.engine.stream(request, cancel=self.cancel)
         with stream:
             for _ in stream:

@@ -18,16 +18,24 @@ from orchard.session.turn import ToolSpec
 
 MOST_CALLS = 8
 """Calls in one answer."""
+MOST_TOKENS = 2048
+"""Of all calls in one answer, where the caller gives no limit."""
 LONGEST_TEXT = 1000
 """Characters of an argument whose schema gives no limit: a small model may never find the end of a text by itself."""
 MOST_ITEMS = 64
+MOST_FIELDS = 16
+"""Fields of an object whose schema names none."""
+_DEEPEST = 2
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])*/|[A-Za-z_]\w*')
 _DEFINED = re.compile(r"^([A-Za-z_]\w*)(?:::\w+)?\s*:", re.MULTILINE)
 _TEXT_LIMITS = ("maxLength", "pattern", "format", "enum", "const")
 _ITEM_LIMITS = ("maxItems", "enum", "const")
+_FIELD_LIMITS = ("maxProperties", "patternProperties", "propertyNames", "enum", "const", "unevaluatedProperties")
 _PARTS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
+_LISTS = ("anyOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "contains", "then", "else")
+_TURNED = frozenset({"not", "if", "oneOf"})
+"""Where a narrower part makes the whole wider."""
 
 
 def calls_constraint(written: Written, tools: Sequence[ToolSpec], *, parallel: bool) -> Constraint:
@@ -75,24 +83,65 @@ def _spaced(token: str) -> str:
 
 
 def bounded(schema: Any) -> Any:
-    """The schema with limits where it has none, so that every value comes to an end."""
+    """The schema with limits where it has none, so that every value comes to an end. What it allows, the schema allows too; so
+    one in which narrower parts could allow more is left as it is."""
+    return schema if _turned(schema) else _bounded(schema)
+
+
+def _turned(schema: Any) -> bool:
+    """Whether such a part is anywhere in it; also where a property only has that name, which does no harm."""
+    if isinstance(schema, Mapping):
+        return not _TURNED.isdisjoint(schema) or any(map(_turned, schema.values()))
+    return isinstance(schema, list) and any(map(_turned, schema))
+
+
+def _bounded(schema: Any) -> Any:
+    if schema is True or schema == {}:
+        return _anything(_DEEPEST)
     if not isinstance(schema, Mapping):
         return schema
     made = dict(schema)
     for key in _PARTS:
         if isinstance(made.get(key), Mapping):
-            made[key] = {name: bounded(part) for name, part in made[key].items()}
+            made[key] = {name: _bounded(part) for name, part in made[key].items()}
     for key in _LISTS:
         if isinstance(made.get(key), list):
-            made[key] = [bounded(part) for part in made[key]]
+            made[key] = [_bounded(part) for part in made[key]]
     for key in _SINGLE:
         if isinstance(made.get(key), Mapping):
-            made[key] = bounded(made[key])
-    if made.get("type") == "string" and not any(key in made for key in _TEXT_LIMITS):
+            made[key] = _bounded(made[key])
+    kind = made.get("type")
+    if kind == "string" and not any(key in made for key in _TEXT_LIMITS):
         made["maxLength"] = max(LONGEST_TEXT, made.get("minLength", 0))
-    if made.get("type") == "array" and not any(key in made for key in _ITEM_LIMITS):
+    elif kind == "array" and not any(key in made for key in _ITEM_LIMITS):
         made["maxItems"] = max(MOST_ITEMS, made.get("minItems", 0))
+        if "items" not in made and "prefixItems" not in made:
+            made["items"] = _anything(_DEEPEST)
+    elif kind == "object" and not any(key in made for key in _FIELD_LIMITS):
+        made |= _other_fields(made)
     return made
+
+
+def _other_fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an object. Fields that a schema neither names nor speaks of are not made up."""
+    named = len(schema.get("properties", ()))
+    others = schema.get("additionalProperties", not named)
+    if others is False:
+        return {"additionalProperties": False}
+    most = max(named + MOST_FIELDS, schema.get("minProperties", 0))
+    return {"additionalProperties": _anything(_DEEPEST) if others is True else others, "maxProperties": most}
+
+
+def _anything(depth: int) -> dict[str, Any]:
+    """Any JSON value up to a depth."""
+    inner = [] if not depth else [{"type": "array", "items": _anything(depth - 1), "maxItems": MOST_FIELDS}]
+    inner += (
+        []
+        if not depth
+        else [{"type": "object", "additionalProperties": _anything(depth - 1), "maxProperties": MOST_FIELDS}]
+    )
+    text = {"type": "string", "maxLength": LONGEST_TEXT}
+    return {"anyOf": [text, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, *inner]}
 
 
 def _quoted(text: str) -> str:

@@ -7,12 +7,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.generate.errors import UnsupportedSchema
+from orchard.generate.grammar import grammar_for
+from orchard.generate.protocol import State
 from orchard.session.executors.local_text import Thoughts
+from orchard.session.schema.check import check
 from orchard.session.tools.calls import LONGEST_TEXT, MOST_ITEMS, bounded, calls_constraint
 from orchard.session.tools.formats import HERMES, LLAMA, OURS, ToolFormat, called, folded, format_of, shown
 from orchard.session.turn import ToolSpec
@@ -162,13 +166,73 @@ def test_limits_where_there_are_none() -> None:
     assert made["all"]["items"]["maxLength"] == LONGEST_TEXT and made["maxItems"]["maxItems"] == 2
     assert bounded(schema)["$defs"]["S"]["anyOf"][0]["maxLength"] == LONGEST_TEXT
     assert "maxLength" not in schema["properties"]["free"]  # type: ignore[index]
-    assert bounded(True) is True
+    assert bounded(False) is False and bounded(True) == bounded({}) and "anyOf" in bounded(True)
+    assert bounded({"type": "object", "properties": {"a": {"type": "null"}}})["additionalProperties"] is False
+    free = bounded({"type": "object"})
+    assert free["maxProperties"] and "anyOf" in free["additionalProperties"]
+    mapped = bounded({"type": "object", "additionalProperties": {"type": "integer"}})
+    assert mapped["additionalProperties"] == {"type": "integer"} and mapped["maxProperties"]
+    closed = bounded({"type": "object", "properties": {"a": True}, "additionalProperties": {"type": "integer"}})
+    assert closed["additionalProperties"] == {"type": "integer"}
+    assert bounded({"type": "object", "maxProperties": 3}) == {"type": "object", "maxProperties": 3}
+    assert "anyOf" in bounded({"type": "array"})["items"]
 
 
 def test_a_schema_that_cannot_be_held_to_is_refused_by_name() -> None:
     bad = ToolSpec("bad", "", {"type": "object", "properties": {"a": {"type": "string", "contentMagic": 1}}})
     with pytest.raises(UnsupportedSchema, match="contentMagic"):
         calls_constraint(OURS, [bad], parallel=False)
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"type": "object"},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "properties": {"a": {}, "b": True, "c": {"type": "array"}}, "required": ["b"]},
+    {
+        "type": "object",
+        "properties": {
+            "n": {"$ref": "#/$defs/N"},
+            "e": {"enum": ["a,", "b:", 'c"']},
+            "x": {"anyOf": [{"type": "null"}, {"const": 1}]},
+        },
+        "required": ["n", "e", "x"],
+        "$defs": {
+            "N": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/N"}, "v": {"type": "number"}},
+                "required": ["v"],
+            }
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SHAPES)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_whatever_the_grammar_lets_through_is_a_valid_call(
+    tmp_path: Path, schema: dict[str, Any], parallel: bool
+) -> None:
+    """Tokens are chosen at random among those allowed; after a while, those that close what is open."""
+    tokenizer = tokenizer_of(tmp_path, TEMPLATE)
+    specs = [ToolSpec("one.two", 'says "hi"', schema), CLOCK]
+    grammar = grammar_for(tokenizer, calls_constraint(HERMES, specs, parallel=parallel))
+    random = np.random.default_rng(0)
+    vocabulary = [tokenizer.token_bytes(token)[:1] for token in range(tokenizer.vocab_size)]
+    closing = np.array([100.0 if first in b'"}]' and first else 0.0 for first in vocabulary], np.float32)
+    for _ in range(10):
+        rule, state = grammar.rule(), State((1,))
+        while not rule.complete(state) and len(state.output) < 3000:
+            scores = random.normal(size=len(vocabulary)).astype(np.float32) + closing * (len(state.output) > 200)
+            token = int(np.argmax(rule(scores, state)))
+            if token in tokenizer.eos_ids:
+                break
+            state = state.plus(token)
+        text = tokenizer.decode(state.output)
+        calls = ToolFormat(HERMES, native=True).read(text)
+        assert 1 <= len(calls) <= (8 if parallel else 1) and text.endswith("</tool_call>"), text
+        for name, arguments in calls:
+            check(next(spec.parameters for spec in specs if spec.name == name), json.loads(arguments))
 
 
 @given(
@@ -195,3 +259,11 @@ def test_text_without_thoughts_is_text(text: str) -> None:
     thoughts = Thoughts(open=False)
     parts = [part for character in text for part in thoughts.push(character)] + thoughts.finish()
     assert "".join(words for _, words in parts) == text and not any(inside for inside, _ in parts)
+
+
+@pytest.mark.parametrize("keyword", ["not", "if", "oneOf"])
+def test_a_schema_in_which_narrower_parts_would_allow_more_is_left_alone(keyword: str) -> None:
+    part: object = [{"type": "string"}] if keyword == "oneOf" else {"type": "string"}
+    schema = {"type": "object", "properties": {"a": {keyword: part}, "b": {"type": "string"}}}
+    assert bounded(schema) == schema
+    assert bounded({"type": "object", "properties": {"b": {"type": "string"}}})["properties"]["b"]["maxLength"] == 1000
