@@ -282,7 +282,10 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
         series=series,
         config={"model": options.model, "sample": options.sample, "skip": options.skip},
-        notes=["BFCL v4 (ShishirPatil/gorilla, Apache-2.0): simple_python, multiple, irrelevance"],
+        notes=[
+            "BFCL v4 (ShishirPatil/gorilla, Apache-2.0): simple_python, multiple, irrelevance",
+            "The prompt does not spell out the form of a call, which the grammar gives: the free way does not know it.",
+        ],
         wall_time=round(time.perf_counter() - started, 3),
     )
     if options.save:
