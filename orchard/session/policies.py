@@ -11,6 +11,7 @@ or `ExceededContextWindowSizeError` says by how much it does not.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,11 +84,12 @@ def bound(policy: PolicyLike, summarise: Summariser) -> PolicyLike:
     return policy
 
 
-class _Reducing:
+class _Reducing(ABC):
     """A policy that says how to shorten; whether that was enough is checked here."""
 
+    @abstractmethod
     def reduce(self, transcript: Transcript, room: RoomFor) -> Transcript:
-        raise NotImplementedError
+        """A shorter transcript, or the same where nothing can go."""
 
     def fit(self, transcript: Transcript, room: RoomFor) -> Transcript:
         made = self.reduce(transcript.copy(), room)

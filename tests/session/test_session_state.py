@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -220,16 +218,6 @@ def test_reprs_are_short_and_escaped() -> None:
 
 
 # Nothing lingers
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def test_a_session_is_freed_at_once(no_collector: None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,22 +57,22 @@ def growth_of(value: Any, memo: Memo) -> Growth:
     return known
 
 
-class Shape:
+class Shape(ABC):
     name = "value"
     kinds: frozenset[str] = ALL_KINDS
     """The JSON types that a value of this shape can have."""
 
+    @abstractmethod
     def schema(self, book: Book) -> dict[str, Any]:
         """As it is written where it is used: a reference for what has a name."""
-        raise NotImplementedError
 
     def definition(self, book: Book, at: str) -> dict[str, Any]:
         """As it is written once, at the JSON pointer `at`."""
         return self.schema(book)
 
+    @abstractmethod
     def read(self, value: Any, at: str) -> Any:
         """The Python value for a finished JSON value; `at` says where it stands, for the error."""
-        raise NotImplementedError
 
     def write(self, value: Any) -> Any:
         """The JSON value for a Python value."""
@@ -79,9 +80,9 @@ class Shape:
 
         return plain_json(value)
 
+    @abstractmethod
     def holds(self, value: Any) -> bool:
         """Whether a Python value is of this shape."""
-        raise NotImplementedError
 
     def grow(self, value: Any, depth: int, memo: Memo) -> Any:
         """What can be shown of a value. `depth` counts the unfinished values from this one inwards, each the last part of
