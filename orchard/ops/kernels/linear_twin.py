@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-BASE = 254
+BASE = 16
 """What the high digit of an activation counts for."""
 
 

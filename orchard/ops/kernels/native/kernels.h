@@ -46,16 +46,22 @@ struct Weight {
 
 // Rows of activations as two 8-bit digits with one scale per group: x ≈ scale * (BASE * q + low), both digits within ±127.
 // One digit would be what weights of 4 bits deserve, but costs 3 % of the choices of a small model; two cost nothing that can
-// be measured while decoding waits for memory. `sum` is scale * (BASE * q + low, added up over the group).
-constexpr int BASE = 254;
+// be measured while decoding waits for memory. 16 times a code of 4 bits is still a byte, which lets matrix tiles add both digits
+// up at once. `sum` is scale * (BASE * q + low, added up over the group).
+constexpr int BASE = 16;
 
 struct QuantRows {
-    int8_t* q;        // [T][ldq], 64-byte aligned rows; zero past the real columns
-    int8_t* low;      // likewise
-    float* scale;     // [T][ldg]
-    float* sum;       // [T][ldg]
-    int ldq, ldg;
+    int8_t* digits;  // [T][ldd], 64-byte aligned rows: of 32 columns at a time q and then low; zero past the real columns
+    float* scale;    // [T][ldg]
+    float* sum;      // [T][ldg]
+    int ldd, ldg;
+
+    QuantRows from(int row) const {
+        return {digits + (size_t)row * ldd, scale + (size_t)row * ldg, sum + (size_t)row * ldg, ldd, ldg};
+    }
 };
+
+constexpr int digit_at(int column) { return column / 32 * 64 + column % 32; }  // q in a row; low is 32 bytes on
 
 constexpr int SMALL = 8;  // at most this many rows go through `linear_f` in one call, and at least as many through `linear_q`
 
@@ -64,7 +70,7 @@ struct LinearKernels {
     int most;  // rows in one call of `linear_q`
     // One row: x[0..cols) in groups, the last group padded with zeros up to `padded`. scale = max|x| / (127 * BASE), 0 for a group
     // of zeros; with a = x / scale, q = round(a / BASE) and low = round(a) - BASE * q, both rounded half to even.
-    void (*quantise)(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum);
+    void (*quantise)(const float* x, int cols, int padded, int group, int8_t* digits, float* scale, float* sum);
     // y[t * ldy + r] (+)= (W x_t)[r] for the rows r of blocks [first, last), t in 0..T-1, T in 1..most. Only real rows are
     // written. What a row gets does not depend on T. `add`: added to what is there. y points at row 0 of the whole output.
     void (*linear_q)(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add);

@@ -4,16 +4,15 @@
 // what follows is done with the same operations in the same order: a row gets the same bits here, there, alone or among others.
 //
 // Codes of a stretch of columns are unpacked once, into the layout of right-hand tiles: four columns of 16 rows of the matrix are a
-// row of a tile. Then the rows of activations pass by, eight at a time: their high and low digits are the 16 rows of a left-hand
-// tile. A stretch is short enough that codes and digits stay in the nearest cache.
+// row of a tile. Codes of up to 4 bits stand in a tile twice, times BASE for the high digits of 32 columns and as they are for the
+// low ones, so that one product adds up both. Codes of 8 bits times BASE would be no byte: there digits have results of their own.
+// Then the rows of activations pass by, 16 at a time. A stretch is short enough that codes and digits stay in the nearest cache.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 #include <stdlib.h>
-
-#include <initializer_list>
 
 #include "linear_common.h"
 
@@ -23,10 +22,12 @@ extern const LinearKernels LINEAR_AVX512, LINEAR_AMX;
 
 namespace {
 
-constexpr int TOKENS = 8;  // rows of activations that pass by together
-constexpr int FEWEST = 5;  // from so many on tiles are quicker than dot products
-constexpr int MOST = 64;   // rows of activations in one call
-constexpr int STRETCH = 512;  // columns, or one group where that is longer
+constexpr int TOKENS = 16;    // rows of activations that pass by together
+constexpr int FEWEST = 5;     // from so many on tiles are quicker than dot products
+constexpr int MOST = 64;      // rows of activations in one call
+constexpr int COLUMNS = 32;   // of a tile
+constexpr int STRETCH = 128;  // columns, or one group where that is longer
+constexpr int LONGEST = 8192; // columns of a group whose dot products of each digit are exact as float32: 15 * 127 * 8192 < 2^24
 
 // Memory of one thread, which only grows.
 struct Room {
@@ -43,7 +44,7 @@ struct Room {
         return at;
     }
 };
-thread_local Room codes_room, digits_room, scales_room;
+thread_local Room codes_room, scales_room;
 
 struct TileShapes {
     uint8_t palette, start_row, reserved[14];
@@ -51,184 +52,222 @@ struct TileShapes {
     uint8_t rows[16];
 };
 
-// Tiles 0 and 1: results of the two halves; 2: digits; 3 and 4: codes of the halves.
-constexpr TileShapes shapes(uint8_t columns) {
-    const uint8_t four = columns / 4;
-    return {1, 0, {0}, {64, 64, columns, 64, 64}, {16, 16, 16, four, four}};
+// Tiles 0 to 3: results; 4 and 6: codes; 5 and 7: digits.
+void configure(int tokens, bool apart) {
+    const uint16_t wide = apart ? COLUMNS : 2 * COLUMNS;
+    alignas(64) TileShapes shapes = {1, 0, {0}, {64, 64, 64, 64, 64, wide, 64, wide}, {0}};
+    for (int tile = 0; tile < 8; ++tile) shapes.rows[tile] = (uint8_t)(tile == 4 || tile == 6 ? wide / 4 : tokens);
+    __asm__ volatile("ldtilecfg %0" ::"m"(shapes));  // g++'s intrinsic takes no notice that all of it is read
 }
-
-// Constants, because g++ takes no notice that the instruction reads all of it.
-alignas(64) const TileShapes NARROW = shapes(32), WIDE = shapes(64);
 
 inline void written() { __asm__ volatile("" ::: "memory"); }  // g++ does not know that tile loads read memory
 
 inline __m512 halves_to_floats(const uint8_t* from) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)from)); }
 
-// What the loops below need to know of a matrix.
-struct Shape {
-    int group, step, header;  // columns of a group, columns of a tile, bytes before a group's codes
-    size_t group_bytes;
-    float zero;
-};
+// Bytes that the codes of 32 columns and 16 rows of a matrix take in a tile.
+constexpr int tile_bytes(int bits) { return bits == 8 ? 512 : 1024; }
 
+// Codes of one group as right-hand tiles: those of the first 16 rows at `to`, of the others `apart` bytes on.
 template <int BITS>
-void unpack(const uint8_t* codes, int group, const uint8_t* ahead, uint8_t* to) {
-    constexpr int PARTS = 8 / BITS;
-    const __m512i mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
-    const int chunks = group * BITS / 32;
-    for (int c = 0; c < chunks; ++c)
-        for (int h = 0; h < 2; ++h) {
-            _mm_prefetch((const char*)(ahead + c * 128 + h * 64), _MM_HINT_T0);
-            const __m512i word = _mm512_load_si512(codes + c * 128 + h * 64);
-            uint8_t* out = to + (size_t)h * group * 16 + (size_t)c * PARTS * 64;
+void unpack(const uint8_t* codes, int group, const uint8_t* ahead, uint8_t* to, size_t apart) {
+    constexpr int PARTS = 8 / BITS, CHUNKS = BITS;  // codes in a byte; chunks of 32 columns
+    const __m512i low = _mm512_set1_epi8((char)((1 << BITS) - 1)), high = _mm512_slli_epi16(low, 4);
+    for (int done = 0; done < group; done += COLUMNS, to += tile_bytes(BITS))
+        for (int c = 0; c < CHUNKS; ++c, codes += 128, ahead += 128)
+            for (int h = 0; h < 2; ++h) {
+                _mm_prefetch((const char*)(ahead + h * 64), _MM_HINT_T0);
+                const __m512i word = _mm512_load_si512(codes + h * 64);
+                uint8_t* out = to + h * apart + c * PARTS * 64;
+                if constexpr (BITS == 8) {
+                    _mm512_store_si512(out, word);
+                } else {
 #pragma GCC unroll 4
-            for (int j = 0; j < PARTS; ++j)
-                _mm512_store_si512(out + j * 64, BITS == 8 ? word : _mm512_and_si512(_mm512_srli_epi16(word, j * BITS), mask));
-        }
-}
-
-// Digits of eight rows as left-hand tiles, one after another: [columns / step][16][step], high digits first. Rows that are not
-// there are zeros.
-void arrange(const QuantRows& x, int tokens, int columns, int step, uint8_t* to) {
-    for (int c = 0; c < columns; c += step)
-        for (int d = 0; d < 2; ++d)
-            for (int t = 0; t < TOKENS; ++t, to += step) {
-                const int8_t* from = (d ? x.low : x.q) + (size_t)t * x.ldq + c;
-                for (int i = 0; i < step; i += 32)
-                    _mm256_store_si256((__m256i*)(to + i), t < tokens ? _mm256_load_si256((const __m256i*)(from + i)) : _mm256_setzero_si256());
+                    for (int j = 0; j < PARTS; ++j) {
+                        const int up = 4 - j * BITS;
+                        const __m512i times = up > 0 ? _mm512_slli_epi16(word, up > 0 ? up : 0) : _mm512_srli_epi16(word, up < 0 ? -up : 0);
+                        _mm512_store_si512(out + j * 64, _mm512_and_si512(times, high));
+                        _mm512_store_si512(out + 512 + j * 64, _mm512_and_si512(_mm512_srli_epi16(word, j * BITS), low));
+                    }
+                }
             }
 }
 
-// Scales and sums of eight rows by group: [groups][2][8]. Rows that are not there are like the first: what they give is dropped.
-void arrange_scales(const QuantRows& x, int tokens, int groups, float* to) {
-    for (int g = 0; g < groups; ++g)
-        for (const float* of : {x.scale, x.sum})
-            for (int t = 0; t < TOKENS; ++t) *to++ = of[(size_t)(t < tokens ? t : 0) * x.ldg + g];
-}
-
-// Dot products of one group: [half][digit][token][16].
-struct Dots {
-    alignas(64) int32_t of[2][2][TOKENS][16];
-};
-
-template <int STEP>
-inline void multiply(int group, const uint8_t* codes, const uint8_t* digits, Dots& dots) {
-    _tile_zero(0);
-    _tile_zero(1);
-    int c = 0;
-    do {
-        _tile_loadd(2, digits + c * 16, STEP);
-        _tile_loadd(3, codes + c * 16, 64);
-        _tile_dpbsud(0, 2, 3);
-        _tile_loadd(4, codes + (size_t)group * 16 + c * 16, 64);
-        _tile_dpbsud(1, 2, 4);
-    } while ((c += STEP) < group);
-    _tile_stored(0, dots.of[0], 64);
-    _tile_stored(1, dots.of[1], 64);
-}
-
-// The same operations in the same order as linear_q_rows of linear_avx512.cpp.
+// Scales of 16 rows by group, and their sums or, without minima, what the zero point takes off: [groups][2][16]. Rows that are not
+// there are like the first: what they give is dropped.
 template <bool MINIMUM>
-inline void add_group(const uint8_t* header, const Dots& dots, float zero, const float* of_x, __m512 (&sums)[TOKENS][2]) {
-    __m512 scale[2], minimum[2];
-    for (int h = 0; h < 2; ++h) {
-        scale[h] = halves_to_floats(header + h * 32);
-        if (MINIMUM) minimum[h] = halves_to_floats(header + 64 + h * 32);
-    }
-#pragma GCC unroll 8
+void arrange_scales(const QuantRows& x, int tokens, int groups, float zero, float* to) {
     for (int t = 0; t < TOKENS; ++t) {
-        const __m512 x_scale = _mm512_set1_ps(of_x[t]), x_sum = _mm512_set1_ps(of_x[TOKENS + t]);
-        const __m512 shift = _mm512_mul_ps(x_sum, _mm512_set1_ps(zero));
-        for (int h = 0; h < 2; ++h) {
-            const __m512 high = _mm512_cvtepi32_ps(_mm512_load_si512(dots.of[h][0][t]));
-            const __m512 low = _mm512_cvtepi32_ps(_mm512_load_si512(dots.of[h][1][t]));
-            const __m512 dot = _mm512_fmadd_ps(high, _mm512_set1_ps(BASE), low);
-            const __m512 part = MINIMUM ? _mm512_mul_ps(dot, x_scale) : _mm512_fmsub_ps(dot, x_scale, shift);
-            sums[t][h] = _mm512_fmadd_ps(part, scale[h], sums[t][h]);
-            if (MINIMUM) sums[t][h] = _mm512_fmadd_ps(minimum[h], x_sum, sums[t][h]);
+        const size_t row = (size_t)(t < tokens ? t : 0) * x.ldg;
+        for (int g = 0; g < groups; ++g) {
+            to[(size_t)g * 2 * TOKENS + t] = x.scale[row + g];
+            to[(size_t)g * 2 * TOKENS + TOKENS + t] = MINIMUM ? x.sum[row + g] : x.sum[row + g] * zero;
         }
     }
 }
 
-// Groups [from, to) of one block for eight rows of activations; `kept` are their sums so far.
-template <bool MINIMUM, int STEP>
-void some_tokens(const Shape& shape, const uint8_t* block, int from, int to, const uint8_t* codes, const uint8_t* digits,
-                 const float* of_x, float (*kept)[32]) {
-    __m512 sums[TOKENS][2];
-#pragma GCC unroll 8
-    for (int t = 0; t < TOKENS; ++t) sums[t][0] = _mm512_load_ps(kept[t]), sums[t][1] = _mm512_load_ps(kept[t] + 16);
-    Dots dots[2];
-    const int group = shape.group;
-    multiply<STEP>(group, codes, digits, dots[from & 1]);
-    // One group is multiplied while the one before is added up: results of tiles take long to come.
-    for (int g = from; g < to; ++g, of_x += 2 * TOKENS) {
-        codes += group * 32, digits += group * 16;
-        if (g + 1 < to) multiply<STEP>(group, codes, digits, dots[~g & 1]);
-        __asm__ volatile("" : "+m"(dots[g & 1]));  // tiles wrote it
-        add_group<MINIMUM>(block + g * shape.group_bytes, dots[g & 1], shape.zero, of_x, sums);
+// Dot products of 16 rows of a matrix: of two groups, or of the two digits of one. Two of these fill 4 kB and no more: a processor
+// takes a load for one that must wait for a store when their addresses are equal in the last 12 bits.
+struct Dots {
+    alignas(64) int32_t of[2][TOKENS][16];
+};
+
+// Where codes and digits of a stretch are. Rows of digits are `apart` bytes from each other.
+struct Stretch {
+    int group;           // columns of a group
+    size_t group_codes;  // bytes of a group's codes, unpacked
+    const uint8_t* codes;
+    const int8_t* digits;
+    size_t apart;
+};
+
+// A product takes long to come, so several are under way at once: their codes and digits alternate between two pairs of tiles.
+#define ORCHARD_PRODUCT(result, codes_tile, digits_tile, of, low)                                                   \
+    _tile_loadd(codes_tile, s.codes + (size_t)(of) * s.group_codes + at * tile_bytes(APART ? 8 : 4), 64);           \
+    _tile_loadd(digits_tile, s.digits + ((size_t)(of) * s.group + at * COLUMNS) * 2 + (low), s.apart);              \
+    _tile_dpbsud(result, digits_tile, codes_tile);
+
+// The next two groups (where there is only one, that one twice), or both digits of one.
+template <bool APART, bool ODD>
+inline void multiply(const Stretch& s, int first, int left) {
+    const int second = APART || left < 2 ? first : first + 1, low = APART ? 32 : 0;
+    if (ODD) {
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int at = 0; at < s.group / COLUMNS; ++at) {
+            ORCHARD_PRODUCT(2, 4, 5, first, 0)
+            ORCHARD_PRODUCT(3, 6, 7, second, low)
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int at = 0; at < s.group / COLUMNS; ++at) {
+            ORCHARD_PRODUCT(0, 4, 5, first, 0)
+            ORCHARD_PRODUCT(1, 6, 7, second, low)
+        }
     }
-#pragma GCC unroll 8
-    for (int t = 0; t < TOKENS; ++t) _mm512_store_ps(kept[t], sums[t][0]), _mm512_store_ps(kept[t] + 16, sums[t][1]);
 }
 
-inline QuantRows from_row(QuantRows x, int t) {
-    x.q += (size_t)t * x.ldq, x.low += (size_t)t * x.ldq, x.scale += (size_t)t * x.ldg, x.sum += (size_t)t * x.ldg;
-    return x;
+// By hand, as the intrinsic declares that any memory may have changed, and then g++ keeps sums in memory too.
+template <bool ODD>
+inline void store(Dots& dots) {
+    const size_t stride = 64;
+    if (ODD)
+        __asm__ volatile("tilestored %%tmm2, (%1,%3,1)\n\ttilestored %%tmm3, (%2,%3,1)" : "=m"(dots) : "r"(dots.of[0]), "r"(dots.of[1]), "r"(stride));
+    else
+        __asm__ volatile("tilestored %%tmm0, (%1,%3,1)\n\ttilestored %%tmm1, (%2,%3,1)" : "=m"(dots) : "r"(dots.of[0]), "r"(dots.of[1]), "r"(stride));
+}
+
+// The same operations in the same order as linear_q_rows of linear_avx512.cpp.
+template <bool MINIMUM, bool APART, int ROWS>
+inline __attribute__((always_inline)) void add_group(const uint8_t* header, const int32_t (*dots)[TOKENS][16], const float* of_x, __m512 (&sums)[ROWS]) {
+    const __m512 scale = halves_to_floats(header), minimum = MINIMUM ? halves_to_floats(header + 64) : _mm512_setzero_ps();
+#pragma GCC unroll 16
+    for (int t = 0; t < ROWS; ++t) {
+        __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[0][t]));
+        if (APART) dot = _mm512_fmadd_ps(dot, _mm512_set1_ps(BASE), _mm512_cvtepi32_ps(_mm512_load_si512(dots[1][t])));
+        const __m512 x_scale = _mm512_set1_ps(of_x[t]), other = _mm512_set1_ps(of_x[TOKENS + t]);
+        const __m512 part = MINIMUM ? _mm512_mul_ps(dot, x_scale) : _mm512_fmsub_ps(dot, x_scale, other);
+        sums[t] = _mm512_fmadd_ps(part, scale, sums[t]);
+        if (MINIMUM) sums[t] = _mm512_fmadd_ps(minimum, other, sums[t]);
+    }
+}
+
+// What `multiply` gave: two groups, or one where digits are apart; `left`: groups that there are.
+template <bool MINIMUM, bool APART, int ROWS>
+inline __attribute__((always_inline)) void add_groups(const uint8_t* header, size_t group_bytes, int left, const Dots& dots, const float* of_x,
+                                                      __m512 (&sums)[ROWS]) {
+    if (left > 0) add_group<MINIMUM, APART, ROWS>(header, dots.of, of_x, sums);
+    if (!APART && left > 1) add_group<MINIMUM, APART, ROWS>(header + group_bytes, dots.of + 1, of_x + 2 * TOKENS, sums);
+}
+
+// Some groups of 16 rows of a matrix for up to 16 rows of activations; `kept` are their sums so far. `header`: scales of the first.
+template <bool MINIMUM, bool APART, int ROWS>
+void some_tokens(const Stretch& s, int groups, const uint8_t* header, size_t group_bytes, const float* of_x, float (*kept)[32]) {
+    constexpr int SOME = APART ? 1 : 2;
+    __m512 sums[ROWS];
+#pragma GCC unroll 16
+    for (int t = 0; t < ROWS; ++t) sums[t] = _mm512_load_ps(kept[t]);
+    alignas(4096) Dots dots[2];
+    multiply<APART, false>(s, 0, groups);
+    store<false>(dots[0]);
+    // Some groups are multiplied while those before are added up.
+    for (int g = 0; g < groups; g += 2 * SOME) {
+        const int left = groups - g;
+        if (left > SOME) multiply<APART, true>(s, g + SOME, left - SOME);
+        add_groups<MINIMUM, APART, ROWS>(header, group_bytes, left, dots[0], of_x, sums);
+        if (left <= SOME) break;
+        store<true>(dots[1]);
+        if (left > 2 * SOME) multiply<APART, false>(s, g + 2 * SOME, left - 2 * SOME);
+        add_groups<MINIMUM, APART, ROWS>(header + SOME * group_bytes, group_bytes, left - SOME, dots[1], of_x + SOME * 2 * TOKENS, sums);
+        if (left > 2 * SOME) store<false>(dots[0]);
+        header += 2 * SOME * group_bytes, of_x += 2 * SOME * 2 * TOKENS;
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < ROWS; ++t) _mm512_store_ps(kept[t], sums[t]);
+}
+
+// Sums of one block for rows [first, last) of activations, those of row `at` first in `kept`.
+void finish(const Weight& w, int block, const float (*kept)[32], int at, int first, int last, float* y, int ldy, bool add) {
+    for (int t = first; t < last; ++t)
+        for (int h = 0; h < 2; ++h) {
+            const int row = block * 32 + h * 16, real = w.rows - row;
+            if (real <= 0) continue;
+            const __mmask16 mask = real >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << real) - 1);
+            float* to = y + (size_t)t * ldy + row;
+            __m512 sum = _mm512_load_ps(kept[t - at] + h * 16);
+            if (add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
+            _mm512_mask_storeu_ps(to, mask, sum);
+        }
 }
 
 template <int BITS, bool MINIMUM>
 void blocks(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
-    Shape shape;
-    shape.group = w.group, shape.step = w.group % 64 ? 32 : 64, shape.header = MINIMUM ? 128 : 64;
-    shape.group_bytes = w.group_bytes(), shape.zero = zero_of(w.kind, MINIMUM);
-    const int columns = w.padded_cols(), groups = columns / w.group;
-    const size_t block_bytes = w.block_bytes();
+    constexpr bool APART = BITS == 8;
+    constexpr int HEADER = MINIMUM ? 128 : 64;
+    const int groups = w.padded_cols() / w.group, passes = (T + TOKENS - 1) / TOKENS;
+    const size_t group_bytes = w.group_bytes(), block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + last * block_bytes;
     const int stretch = w.group > STRETCH ? 1 : STRETCH / w.group;  // groups
-    uint8_t* const codes = codes_room.of((size_t)32 * w.group * stretch);
-    uint8_t* const digits = digits_room.of((size_t)16 * columns * ((T + TOKENS - 1) / TOKENS));
-    float* const of_x = (float*)scales_room.of((size_t)2 * TOKENS * 4 * groups * ((T + TOKENS - 1) / TOKENS));
-    for (int t = 0; t < T; t += TOKENS) {
-        arrange(from_row(x, t), T - t, columns, shape.step, digits + (size_t)2 * t * columns);
-        arrange_scales(from_row(x, t), T - t, groups, of_x + (size_t)2 * t * groups);
-    }
-    _tile_loadconfig(shape.step == 64 ? &WIDE : &NARROW);
+    const size_t group_codes = (size_t)w.group / COLUMNS * tile_bytes(BITS), half_codes = group_codes * stretch;
+    uint8_t* const codes = codes_room.of(2 * half_codes);
+    float* const of_x = (float*)scales_room.of((size_t)2 * TOKENS * 4 * groups * passes);
+    // The last pass goes back far enough to be full, if there are enough rows; what it gives twice is equal.
+    auto begin = [&](int p) { return p && (p + 1) * TOKENS > T ? T - TOKENS : p * TOKENS; };
+    for (int p = 0; p < passes; ++p)
+        arrange_scales<MINIMUM>(x.from(begin(p)), T - begin(p), groups, zero_of(w.kind, MINIMUM), of_x + (size_t)2 * TOKENS * groups * p);
+    configure(T < TOKENS ? T : TOKENS, APART);
+    auto pass = T > 8 ? some_tokens<MINIMUM, APART, 16> : some_tokens<MINIMUM, APART, 8>;
     alignas(64) float kept[MOST][32];
     for (int b = first; b < last; ++b) {
-        const uint8_t* block = w.data + b * block_bytes;
-        memset(kept, 0, sizeof(kept));
+        memset(kept, 0, (size_t)passes * TOKENS * sizeof(kept[0]));
         for (int from = 0; from < groups; from += stretch) {
-            const int to = from + stretch < groups ? from + stretch : groups;
-            for (int g = from; g < to; ++g) {
-                const uint8_t* packed = block + g * shape.group_bytes + shape.header;
-                const uint8_t* ahead = packed + AHEAD + shape.group_bytes <= end ? packed + AHEAD : packed;
-                unpack<BITS>(packed, w.group, ahead, codes + (size_t)(g - from) * w.group * 32);
+            const int some = groups - from < stretch ? groups - from : stretch;
+            const uint8_t* const header = w.data + b * block_bytes + from * group_bytes;
+            for (int g = 0; g < some; ++g) {
+                const uint8_t* packed = header + g * group_bytes + HEADER;
+                const uint8_t* ahead = packed + AHEAD + group_bytes <= end ? packed + AHEAD : packed;
+                unpack<BITS>(packed, w.group, ahead, codes + g * group_codes, half_codes);
             }
             written();
-            for (int t = 0; t < T; t += TOKENS) {
-                auto some = shape.step == 64 ? some_tokens<MINIMUM, 64> : some_tokens<MINIMUM, 32>;
-                some(shape, block, from, to, codes, digits + (size_t)2 * t * columns + (size_t)16 * from * w.group,
-                     of_x + (size_t)2 * t * groups + (size_t)2 * TOKENS * from, kept + t);
-            }
+            for (int p = 0; p < passes; ++p)
+                for (int h = 0; h < 2; ++h) {
+                    const Stretch s = {w.group, group_codes, codes + h * half_codes, x.from(begin(p)).digits + 2 * from * w.group, (size_t)x.ldd};
+                    pass(s, some, header + h * 32, group_bytes, of_x + (size_t)2 * TOKENS * (groups * p + from),
+                         (float(*)[32])(kept[p * TOKENS] + h * 16));
+                }
         }
-        for (int t = 0; t < T; ++t)
-            for (int h = 0; h < 2; ++h) {
-                const int row = b * 32 + h * 16, real = w.rows - row;
-                if (real <= 0) continue;
-                const __mmask16 mask = real >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << real) - 1);
-                float* to = y + (size_t)t * ldy + row;
-                __m512 sum = _mm512_load_ps(kept[t] + h * 16);
-                if (add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
-                _mm512_mask_storeu_ps(to, mask, sum);
-            }
+        for (int p = 0; p < passes; ++p) {
+            const int upto = (p + 1) * TOKENS < T ? (p + 1) * TOKENS : T;
+            finish(w, b, kept + p * TOKENS, begin(p), p * TOKENS, upto, y, ldy, add);
+        }
     }
     _tile_release();
 }
 
 void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
     // Rows that do not fill a tile well go the other way, with the same result.
-    const int rest = T % TOKENS < FEWEST ? T % TOKENS : 0, by_tiles = T - rest;
-    if (rest) LINEAR_AVX512.linear_q(w, first, last, from_row(x, by_tiles), rest, y + (size_t)by_tiles * ldy, ldy, add);
+    const int rest = w.group > LONGEST ? T : T % TOKENS < FEWEST ? T % TOKENS : 0, by_tiles = T - rest;
+    if (rest) LINEAR_AVX512.linear_q(w, first, last, x.from(by_tiles), rest, y + (size_t)by_tiles * ldy, ldy, add);
     if (!by_tiles) return;
     switch (w.kind) {
         case Kind::Q8: return w.minimum ? blocks<8, true>(w, first, last, x, by_tiles, y, ldy, add)
@@ -240,8 +279,8 @@ void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, f
     }
 }
 
-void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum) {
-    LINEAR_AVX512.quantise(x, cols, padded, group, q, low, scale, sum);
+void quantise(const float* x, int cols, int padded, int group, int8_t* digits, float* scale, float* sum) {
+    LINEAR_AVX512.quantise(x, cols, padded, group, digits, scale, sum);
 }
 
 void linear_f(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {

@@ -53,15 +53,15 @@ EXPORT int64_t orchard_linear_bytes(int kind, int group, int minimum, int rows, 
     return (int64_t)weight_of(kind, group, minimum, rows, cols, nullptr).bytes();
 }
 
-EXPORT void orchard_linear_quantise(int level, const float* x, int cols, int padded, int group, int8_t* q, int8_t* low,
+EXPORT void orchard_linear_quantise(int level, const float* x, int cols, int padded, int group, int8_t* digits,
                                     float* scale, float* sum) {
-    linear_kernels(level)->quantise(x, cols, padded, group, q, low, scale, sum);
+    linear_kernels(level)->quantise(x, cols, padded, group, digits, scale, sum);
 }
 
 EXPORT void orchard_linear_q(int level, int kind, int group, int minimum, int rows, int cols, const uint8_t* data, int first,
-                             int last, int8_t* q, int8_t* low, float* scale, float* sum, int ldq, int ldg, int T, float* y,
+                             int last, int8_t* digits, float* scale, float* sum, int ldd, int ldg, int T, float* y,
                              int ldy, int add) {
-    const QuantRows x{q, low, scale, sum, ldq, ldg};
+    const QuantRows x{digits, scale, sum, ldd, ldg};
     linear_kernels(level)->linear_q(weight_of(kind, group, minimum, rows, cols, data), first, last, x, T, y, ldy, add != 0);
 }
 

@@ -35,7 +35,7 @@ inline void store_rows(float* y, __m512 sums, int rows, bool add) {
     _mm512_mask_storeu_ps(y, real, sums);
 }
 
-void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum) {
+void quantise(const float* x, int cols, int padded, int group, int8_t* digits, float* scale, float* sum) {
     const __m512 one_of_base = _mm512_set1_ps(1.0f / BASE);
     const __m512i base = _mm512_set1_epi32(BASE);
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -59,8 +59,9 @@ void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t
             const __m512i whole = _mm512_cvtps_epi32(value), high = _mm512_cvtps_epi32(_mm512_mul_ps(value, one_of_base));
             total = _mm512_add_epi32(total, whole);
             const __m512i rest = _mm512_sub_epi32(whole, _mm512_mullo_epi32(high, base));
-            _mm_storeu_si128((__m128i*)(q + g * group + i), _mm512_cvtepi32_epi8(high));
-            _mm_storeu_si128((__m128i*)(low + g * group + i), _mm512_cvtepi32_epi8(rest));
+            int8_t* const to = digits + digit_at(g * group + i);
+            _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(high));
+            _mm_storeu_si128((__m128i*)(to + 32), _mm512_cvtepi32_epi8(rest));
         }
         scale[g] = found.scale;
         sum[g] = found.scale * (float)_mm512_reduce_add_epi32(total);
@@ -94,8 +95,8 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
             }
 #pragma GCC unroll 4
             for (int j = 0; j < PARTS; ++j) {
-                const __m512i high = four_bytes_everywhere(x[0] + (c * PARTS + j) * 4);
-                const __m512i low = four_bytes_everywhere(x[1] + (c * PARTS + j) * 4);
+                const __m512i high = four_bytes_everywhere(x[0] + digit_at((c * PARTS + j) * 4));
+                const __m512i low = four_bytes_everywhere(x[1] + digit_at((c * PARTS + j) * 4));
                 const int k = BITS == 8 ? c % 2 : j;
                 for (int h = 0; h < HALVES; ++h) {
                     const __m512i code = BITS == 8 ? word[h] : _mm512_and_si512(word[h], _mm512_slli_epi16(mask, j * BITS));
@@ -127,7 +128,7 @@ inline void group_dots(const uint8_t* codes, int chunks, int half, const int8_t*
                     code[h] = BITS == 8 ? word[h] : _mm512_and_si512(_mm512_srli_epi16(word[h], j * BITS), mask);
 #pragma GCC unroll 16
                 for (int d = 0; d < D; ++d) {
-                    const __m512i some = four_bytes_everywhere(x[d] + (c * PARTS + j) * 4);
+                    const __m512i some = four_bytes_everywhere(x[d] + digit_at((c * PARTS + j) * 4));
                     for (int h = 0; h < HALVES; ++h) dots[d][h] = _mm512_dpbusd_epi32(dots[d][h], code[h], some);
                 }
             }
@@ -164,8 +165,8 @@ void linear_q_rows(const Weight& w, int first, int last, int until, const QuantR
                 if (MINIMUM) prefetch<HALVES == 2>(ahead + 64);
                 const int8_t* rows[2 * T];
                 for (int t = 0; t < T; ++t) {
-                    rows[2 * t] = x.q + (size_t)t * x.ldq + g * group;
-                    rows[2 * t + 1] = x.low + (size_t)t * x.ldq + g * group;
+                    rows[2 * t] = x.digits + (size_t)t * x.ldd + 2 * g * group;
+                    rows[2 * t + 1] = rows[2 * t] + 32;
                 }
                 __m512i dots[2 * T][HALVES];
                 group_dots<BITS, 2 * T, HALVES>(at + HEADER, GROUP ? GROUP * BITS / 32 : chunks, half, rows, ahead + HEADER, near, dots);
@@ -203,8 +204,7 @@ void linear_q_any(const Weight& w, int first, int last, QuantRows x, int T, floa
     if (T == 3) return linear_q_rows<BITS, GROUP, MINIMUM, 3>(w, first, last, last, x, y, ldy, add);
     if (T == 4) return linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, first, last, last, x, y, ldy, add);
     // Eight digits are what registers hold: four rows, then the others while the block is still in the nearest cache.
-    QuantRows rest = x;
-    rest.q += (size_t)4 * x.ldq, rest.low += (size_t)4 * x.ldq, rest.scale += (size_t)4 * x.ldg, rest.sum += (size_t)4 * x.ldg;
+    const QuantRows rest = x.from(4);
     for (int b = first; b < last; ++b) {
         linear_q_rows<BITS, GROUP, MINIMUM, 4>(w, b, b + 1, last, x, y, ldy, add);
         linear_q_any<BITS, GROUP, MINIMUM>(w, b, b + 1, rest, T - 4, y + (size_t)4 * ldy, ldy, add);

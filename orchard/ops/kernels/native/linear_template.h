@@ -17,7 +17,7 @@ namespace orchard {
 namespace {
 
 template <class V>
-void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t* low, float* scale, float* sum) {
+void quantise(const float* x, int cols, int padded, int group, int8_t* digits, float* scale, float* sum) {
     for (int g = 0; g * group < padded; ++g) {
         const float* from = x + g * group;
         const int count = cols - g * group < group ? cols - g * group : group;
@@ -30,7 +30,7 @@ void quantise(const float* x, int cols, int padded, int group, int8_t* q, int8_t
         const typename V::Floats inverse = V::everywhere(found.inverse);
         int32_t total = 0;
         for (int i = 0; i < group; i += V::LANES) {
-            int8_t *const to = q + g * group + i, *const rest = low + g * group + i;
+            int8_t *const to = digits + digit_at(g * group + i), *const rest = to + 32;
             if (found.inverse == 0.0f || i >= count) {
                 std::memset(to, 0, V::LANES);
                 std::memset(rest, 0, V::LANES);
@@ -86,8 +86,8 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
                         for (int s = 0; s < STRIPS; ++s) code[s] = V::template part<BITS>(word[s], j);
 #pragma GCC unroll 16
                         for (int d = 0; d < 2 * T; ++d) {
-                            const int8_t* digits = (d % 2 ? x.low : x.q) + (size_t)(d / 2) * x.ldq;
-                            const auto some = V::four_bytes(digits + g * w.group + (c * PARTS + j) * 4);
+                            const int8_t* digits = x.digits + (size_t)(d / 2) * x.ldd + d % 2 * 32;
+                            const auto some = V::four_bytes(digits + digit_at(g * w.group + (c * PARTS + j) * 4));
 #pragma GCC unroll 8
                             for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::template dot<BITS>(dots[d][s], code[s], some);
                         }
@@ -160,7 +160,7 @@ template <class V, int BITS, bool MINIMUM>
 void linear_q_any(const Weight& w, int first, int last, QuantRows x, int T, float* y, int ldy, bool add) {
     for (; T > V::MOST; T -= V::MOST, y += (size_t)V::MOST * ldy) {
         linear_q_rows<V, BITS, MINIMUM, V::MOST>(w, first, last, x, y, ldy, add);
-        x.q += (size_t)V::MOST * x.ldq, x.low += (size_t)V::MOST * x.ldq, x.scale += (size_t)V::MOST * x.ldg, x.sum += (size_t)V::MOST * x.ldg;
+        x = x.from(V::MOST);
     }
     if (T == 1) return linear_q_rows<V, BITS, MINIMUM, 1>(w, first, last, x, y, ldy, add);
     if (T == 2) return linear_q_rows<V, BITS, MINIMUM, 2>(w, first, last, x, y, ldy, add);

@@ -62,7 +62,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         }
         int groups = widest / 32;
         uint8_t* base = scratch.quant.as<uint8_t>();
-        input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)SMALL * widest, input.quant.ldq = widest;
+        input.quant.digits = (int8_t*)base, input.quant.ldd = 2 * widest;
         input.quant.scale = (float*)(base + (size_t)2 * SMALL * widest), input.quant.ldg = groups;
         input.quant.sum = input.quant.scale + (size_t)SMALL * groups;
         return input;
@@ -98,7 +98,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
     float* x = engine.shared_.as<float>();
     input.x = x, input.ldx = widest;
     uint8_t* base = (uint8_t*)(x + (size_t)count * widest);
-    input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)count * widest, input.quant.ldq = widest;
+    input.quant.digits = (int8_t*)base, input.quant.ldd = 2 * widest;
     input.quant.scale = (float*)(base + (size_t)2 * count * widest), input.quant.ldg = groups;
     input.quant.sum = input.quant.scale + (size_t)count * groups;
     input.quant_group = group;
@@ -109,30 +109,30 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         else
             std::memcpy(out, row_of(t), (size_t)cols * 4);
         if (group)
-            engine.linear_->quantise(out, cols, round_up(cols, group), group, input.quant.q + (size_t)t * widest,
-                                     input.quant.low + (size_t)t * widest, input.quant.scale + (size_t)t * groups, input.quant.sum + (size_t)t * groups);
+            quantise(out, cols, round_up(cols, group), group, input.quant.from(t));
     }
     barrier();
     return input;
+}
+
+void Walk::quantise(const float* x, int cols, int padded, int group, const QuantRows& to) const {
+    engine.linear_->quantise(x, cols, padded, group, to.digits, to.scale, to.sum);
 }
 
 void Walk::need_quant(Input& input, const Weight& weight) {
     if (input.quant_group == weight.group) return;
     // Only where one step mixes formats of different groups. Everybody prepares all rows in scratch of his own.
     if (!input.alone) {
-        const int widest = input.quant.ldq, groups = input.quant.ldg;
+        const int widest = input.quant.ldd / 2, groups = input.quant.ldg;
         scratch.quant.reserve((size_t)input.rows * (2 * widest + 8 * groups));
         uint8_t* base = scratch.quant.as<uint8_t>();
-        input.quant.q = (int8_t*)base, input.quant.low = input.quant.q + (size_t)input.rows * widest;
+        input.quant.digits = (int8_t*)base;
         input.quant.scale = (float*)(base + (size_t)2 * input.rows * widest);
         input.quant.sum = input.quant.scale + (size_t)input.rows * groups;
         input.alone = true;
     }
     for (int t = 0; t < input.rows; t++)
-        engine.linear_->quantise(input.x + (size_t)t * input.ldx, input.cols, weight.padded_cols(), weight.group,
-                                 input.quant.q + (size_t)t * input.quant.ldq, input.quant.low + (size_t)t * input.quant.ldq,
-                                 input.quant.scale + (size_t)t * input.quant.ldg,
-                                 input.quant.sum + (size_t)t * input.quant.ldg);
+        quantise(input.x + (size_t)t * input.ldx, input.cols, weight.padded_cols(), weight.group, input.quant.from(t));
     input.quant_group = weight.group;
 }
 
@@ -163,10 +163,7 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
                 int count = input.rows - t < most ? input.rows - t : most;
                 float* out = y + (size_t)t * ldy;
                 if (weight.quantised()) {
-                    QuantRows part = input.quant;
-                    part.q += (size_t)t * part.ldq, part.low += (size_t)t * part.ldq;
-                    part.scale += (size_t)t * part.ldg, part.sum += (size_t)t * part.ldg;
-                    engine.linear_->linear_q(weight, block, end, part, count, out, ldy, add);
+                    engine.linear_->linear_q(weight, block, end, input.quant.from(t), count, out, ldy, add);
                 } else {
                     engine.linear_->linear_f(weight, block, end, input.x + (size_t)t * input.ldx, input.ldx, count, out, ldy, add);
                 }
