@@ -1,8 +1,9 @@
 """Tool calls of a small model, held to their schemas and left free, on samples of the Berkeley Function-Calling Leaderboard.
 
-Three ways of answering the same questions with the same prompt, always the likeliest token: *free* (the first JSON object in what
-the model writes), *grammar* (names and arguments held to the tools' schemas), and *call* (as a session does it with tools
-required: the tool is chosen by what it makes likely, then the grammar). An answer is right if name and arguments are among
+Four ways of answering the same questions, always the likeliest token: *free* (the prompt gives the tools' schemas and the form of
+a call, with an example; the first JSON object in what the model writes counts), *begun* (the same, and the answer is begun for it),
+*grammar* (names and arguments held to the tools' schemas), and *call* (as a session does it with tools required: the tool is
+chosen by what it makes likely, then the grammar). An answer is right if name and arguments are among
 those that the benchmark lists, compared as its own checker does. Then mode "allowed": how often a call is made where a tool
 fits, and where none does. The data is not part of the project; it is read from a folder as BFCL ships it.
 """
@@ -40,9 +41,16 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data" / "tools" / "bfcl"
 TARGET = ROOT / "results" / "bench" / "tool-calls.json"
 SETS = {"simple": "simple_python", "multiple": "multiple", "irrelevant": "irrelevance"}
-WAYS = ("free", "grammar", "call")
+WAYS = ("free", "begun", "grammar", "call")
 MOST_TOKENS = 200
 """Of an answer; the longest right call of BFCL's questions has fewer."""
+TOLD = """You answer by calling one of these functions:
+{tools}
+
+Write one JSON object and nothing else: {{"name": the function's name, "arguments": an object with the arguments}}.
+For example, with a function get_time of a city, the question "How late is it in Rome?" is answered by:
+{{"name": "get_time", "arguments": {{"city": "Rome"}}}}"""
+BEGIN = '{"name": "'
 _KINDS = {"dict": "object", "float": "number", "tuple": "array"}
 _NOTES = ("optional", "default", "format")
 CLAIMS = [
@@ -55,13 +63,13 @@ CLAIMS = [
     ),
     Claim(
         "simple",
-        "With one tool, more calls are right than without a grammar",
+        "With one tool, more calls are right than without a grammar, begun for the model or not",
         "call.simple.gain",
         Bound(">", 0.0),
     ),
     Claim(
         "multiple",
-        "With several tools, more calls are right than without a grammar",
+        "With several tools, more calls are right than without a grammar, begun for the model or not",
         "call.multiple.gain",
         Bound(">", 0.0),
     ),
@@ -179,16 +187,39 @@ def called(executor: LocalExecutor, item: Item) -> tuple[str, Any]:
     return "", None
 
 
-def written(executor: LocalExecutor, item: Item, *, grammar: bool) -> tuple[str, Any]:
+def written(executor: LocalExecutor, item: Item) -> tuple[str, Any]:
+    """Held to the grammar of calls."""
     ids = executor.format.ids(executor.model.tokenizer, [Message("user", item.question)], item.tools)
-    constraint = calls_constraint(executor.format.written, item.tools, parallel=False) if grammar else None
-    rules = (NoLoops(),) if grammar else ()
-    answer = executor.model.engine.answer([Request(tuple(ids), MOST_TOKENS, rules=rules, constraint=constraint)])[0]
-    try:
-        call, _ = json.JSONDecoder().raw_decode(answer.text, answer.text.index("{"))
-        return str(call["name"]), call["arguments"]
-    except (ValueError, KeyError, TypeError):
-        return "", None
+    constraint = calls_constraint(executor.format.written, item.tools, parallel=False)
+    return first_call(_answer(executor, ids, rules=(NoLoops(),), constraint=constraint))
+
+
+def free(executor: LocalExecutor, item: Item, *, begin: str = "") -> tuple[str, Any]:
+    """Told the tools and the form of a call in words, and held to nothing."""
+    tokenizer = executor.model.tokenizer
+    tools = "\n".join(
+        json.dumps({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
+        for tool in item.tools
+    )
+    messages = [Message("system", TOLD.format(tools=tools)), Message("user", item.question)]
+    ids = [*executor.format.ids(tokenizer, messages, ()), *tokenizer.encode_piece(begin, first=False)]
+    return first_call(begin + _answer(executor, ids))
+
+
+def _answer(executor: LocalExecutor, ids: list[int], **more: Any) -> str:
+    return executor.model.engine.answer([Request(tuple(ids), MOST_TOKENS, **more)])[0].text
+
+
+def first_call(text: str) -> tuple[str, Any]:
+    """The first JSON object of a text that has a name and arguments."""
+    at = text.find("{")
+    while at >= 0:
+        try:
+            call, _ = json.JSONDecoder().raw_decode(text, at)
+            return str(call["name"]), call["arguments"]
+        except (ValueError, KeyError, TypeError):
+            at = text.find("{", at + 1)
+    return "", None
 
 
 def calls_at_all(executor: LocalExecutor, item: Item) -> bool:
@@ -208,8 +239,9 @@ def measure(
     executor: LocalExecutor, samples: Mapping[str, list[Item]]
 ) -> tuple[dict[str, Value], dict[str, list[Any]]]:
     ways: dict[str, Callable[[Item], tuple[str, Any]]] = {
-        "free": lambda item: written(executor, item, grammar=False),
-        "grammar": lambda item: written(executor, item, grammar=True),
+        "free": lambda item: free(executor, item),
+        "begun": lambda item: free(executor, item, begin=BEGIN),
+        "grammar": lambda item: written(executor, item),
         "call": lambda item: called(executor, item),
     }
     values: dict[str, Value] = {}
@@ -225,7 +257,8 @@ def measure(
             series[f"{way}.{name}"] = [int(one) for one in judged]
         values[f"{way}.valid"] = share(sound)
     for name in ("simple", "multiple"):
-        values[f"call.{name}.gain"] = _gain(values, f"call.{name}.right", f"free.{name}.right")
+        best = max(("free", "begun"), key=lambda way: values[f"{way}.{name}.right"].value)  # type: ignore[arg-type, return-value]
+        values[f"call.{name}.gain"] = _gain(values, f"call.{name}.right", f"{best}.{name}.right")
     values["name.gain"] = _gain(values, "call.multiple.name", "grammar.multiple.name")
     for name in ("simple", "irrelevant"):
         values[f"allowed.{name}"] = share(
@@ -284,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={"model": options.model, "sample": options.sample, "skip": options.skip},
         notes=[
             "BFCL v4 (ShishirPatil/gorilla, Apache-2.0): simple_python, multiple, irrelevance",
-            "The prompt does not spell out the form of a call, which the grammar gives: the free way does not know it.",
+            "The ways without a grammar are told the tools' schemas, the form of a call and an example in a system message.",
         ],
         wall_time=round(time.perf_counter() - started, 3),
     )

@@ -20,6 +20,7 @@ from orchard.generate.constraint import Constraint
 from orchard.generate.errors import BadGrammar, GrammarStuck
 from orchard.generate.grammar_words import Words, words_of
 from orchard.generate.protocol import State, Tokens
+from orchard.ops.kernels.sampling import mask
 from orchard.text.tokenizer import Tokenizer
 
 KEPT = 64
@@ -88,17 +89,19 @@ class GrammarRule:
         self._matcher = grammar.matcher()
         self._at = Tokens()
         self._fed = 0  # tokens of `_at` that the matcher has read: all of them, but for an end
-        self._mask: np.ndarray | None = None
+        self._bits: np.ndarray | None = None  # of the tokens that may come next
+        self._masked = np.empty(0, np.float32)
         self._learned = False
 
     def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
-        """The same scores where a token may come, -inf elsewhere. Raises `GrammarStuck` where the answer so far, or a limit
-        on the work, leaves nothing."""
+        """The same scores where a token may come, -inf elsewhere, in memory that the next call uses again. Raises `GrammarStuck`
+        where the answer so far, or a limit on the work, leaves nothing."""
         self._follow(state.output)
-        if self._mask is None or len(self._mask) != len(scores):
-            self._mask = self._allowed(len(scores))
-        masked: np.ndarray = np.where(self._mask, scores, np.float32(-np.inf))
-        return masked
+        if self._bits is None:
+            self._bits = self._allowed()
+        if len(self._masked) != len(scores):
+            self._masked = np.empty(len(scores), np.float32)
+        return mask(scores, self._bits, self._masked)
 
     def forced(self, state: State) -> tuple[int, ...]:
         """Tokens that must come next, as the tokenizer would spell them; none where there is a choice."""
@@ -129,7 +132,7 @@ class GrammarRule:
         shared = min(shared, self._fed)
         if self._matcher.is_error() or not self._matcher.rollback(self._fed - shared):
             self._matcher, shared = self._grammar.matcher(), 0
-        self._at, self._fed, self._mask = output, shared, None
+        self._at, self._fed, self._bits = output, shared, None
         for token in output[shared:]:
             if token in self._grammar.words.ends and self._matcher.is_accepting():
                 return  # the answer is over, whatever comes behind
@@ -137,16 +140,14 @@ class GrammarRule:
                 raise self._stuck(f"it does not allow token {self._fed + 1} of the answer")
             self._fed += 1
 
-    def _allowed(self, vocab: int) -> np.ndarray:
+    def _allowed(self) -> np.ndarray:
+        """One bit a token, as `orchard.ops.kernels.sampling.mask` reads them."""
         if self._stopped():
-            return self._grammar.words.only_ends(vocab)
+            return self._grammar.words.only_ends
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise self._stuck(_line(self._matcher.get_error()))
-        allowed = np.unpackbits(bits, bitorder="little", count=min(vocab, 8 * len(bits))).view(bool)
-        if len(allowed) < vocab:  # a model may have more scores than its tokenizer has tokens
-            allowed = np.concatenate([allowed, np.zeros(vocab - len(allowed), bool)])
-        return allowed
+        return bits
 
     def _stuck(self, why: str) -> GrammarStuck:
         kind = _NAMES[self._grammar.constraint.kind]

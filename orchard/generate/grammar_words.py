@@ -7,6 +7,7 @@ package of tokenizers is needed: the bytes of a token and how a text is cut are 
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -27,7 +28,6 @@ class Words:
             eos_token=sorted(self.ends) or None,
             slices=LLTokenizer.json_slices()[1:],  # the first is for spaces between values, of which there are none
         )
-        self._only_ends: dict[int, np.ndarray] = {}
 
     def matcher(self, grammar: str) -> Any:
         from llguidance import LLMatcher
@@ -36,13 +36,12 @@ class Words:
 
         return LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits())
 
-    def only_ends(self, vocab: int) -> np.ndarray:
-        """A mask over so many scores that lets the end tokens through."""
-        if vocab not in self._only_ends:
-            mask = np.zeros(vocab, bool)
-            mask[[end for end in self.ends if end < vocab]] = True
-            self._only_ends[vocab] = mask
-        return self._only_ends[vocab]
+    @cached_property
+    def only_ends(self) -> np.ndarray:
+        """Bits that let nothing but the end tokens through."""
+        stays = np.zeros(max(self.ends, default=0) + 1, bool)
+        stays[list(self.ends)] = True
+        return np.packbits(stays, bitorder="little")
 
 
 class _Vocabulary:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchard.ops.kernels import native, sampling
-from orchard.ops.kernels.sampling import Choice, choose, greedy, plain_choose, plain_greedy
+from orchard.ops.kernels.sampling import Choice, choose, greedy, mask, plain_choose, plain_greedy, plain_mask
 
 BORDER = 1e-12
 needs_library = pytest.mark.skipif(
@@ -144,3 +144,16 @@ def test_without_the_library_the_twin_does_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sampling, "_library", lambda: None)
     scores = np.array([0, 3, 1], np.float32)
     assert greedy(scores) == 1 and choose(scores, Choice(top_k=1), 0.5) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_a_mask_lets_through_what_its_bits_say(vocab: int, bytes_: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    scores = random.normal(size=vocab).astype(np.float32)
+    scores[random.integers(0, vocab)] = np.inf
+    bits = random.choice(np.array([0, 255, 7, 129, 90], np.uint8), bytes_)
+    fast, plain = (one(scores, bits, np.full(vocab, 7, np.float32)) for one in (mask, plain_mask))
+    stays = [place < 8 * bytes_ and bool(bits[place // 8] >> place % 8 & 1) for place in range(vocab)]
+    assert np.array_equal(fast, plain)
+    assert np.array_equal(fast, np.where(stays, scores, -np.inf))

@@ -60,6 +60,27 @@ def choose(scores: np.ndarray, choice: Choice, uniform: float) -> int:
     )
 
 
+def mask(scores: np.ndarray, bits: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Into `out`: the scores whose bit is set (bit i % 8 of byte i // 8), -inf for the others and those beyond the bits."""
+    head = _library()
+    if head is None:
+        return plain_mask(scores, bits, out)
+    scores, bits = _contiguous(scores), np.ascontiguousarray(bits, np.uint8)
+    whole = min(scores.size, 8 * bits.size) // 8 * 8
+    head.orchard_sample_mask(scores.ctypes.data, bits.ctypes.data, whole, out.ctypes.data)
+    if whole < scores.size:
+        plain_mask(scores[whole:], bits[whole // 8 :], out[whole:])
+    return out
+
+
+def plain_mask(scores: np.ndarray, bits: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """The twin of `mask`."""
+    known = min(scores.size, 8 * bits.size)
+    out[:] = OUT
+    np.copyto(out[:known], scores[:known], where=np.unpackbits(bits, bitorder="little", count=known).view(bool))
+    return out
+
+
 def plain_greedy(scores: np.ndarray) -> int:
     """The twin of `greedy`."""
     best = int(scores.argmax())  # a NaN counts as the largest
@@ -141,13 +162,15 @@ def _contiguous(scores: np.ndarray) -> np.ndarray:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The native library with the types of these two functions; None where it is not built, or older than they are."""
+    """The native library with the types of these functions; None where it is not built, or older than they are."""
     library = native.library()
-    if library is None or not hasattr(library, "orchard_sample_choose"):
+    if library is None or not hasattr(library, "orchard_sample_mask"):
         return None
     number, share = ctypes.c_int64, ctypes.c_double
     library.orchard_sample_greedy.argtypes = [ctypes.c_void_p, number]
     library.orchard_sample_greedy.restype = number
     library.orchard_sample_choose.argtypes = [ctypes.c_void_p, number, share, number, share, share, share]
     library.orchard_sample_choose.restype = number
+    library.orchard_sample_mask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, number, ctypes.c_void_p]
+    library.orchard_sample_mask.restype = None
     return library

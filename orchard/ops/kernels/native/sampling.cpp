@@ -319,4 +319,19 @@ int64_t sample_choose(const float* scores, int64_t count, double temperature, in
     return choose(scores, count, {temperature, top_k, top_p, distance}, uniform, scratch());
 }
 
+// out[i] = scores[i] where bit i % 8 of bits[i / 8] is set, else minus infinity; `count` is a multiple of 8.
+void sample_mask(const float* scores, const uint8_t* bits, int64_t count, float* out) {
+    static const Int4 NIBBLES[16] = {
+        {0, 0, 0, 0},   {-1, 0, 0, 0},   {0, -1, 0, 0},   {-1, -1, 0, 0},   {0, 0, -1, 0},   {-1, 0, -1, 0},   {0, -1, -1, 0},   {-1, -1, -1, 0},
+        {0, 0, 0, -1},  {-1, 0, 0, -1},  {0, -1, 0, -1},  {-1, -1, 0, -1},  {0, 0, -1, -1},  {-1, 0, -1, -1},  {0, -1, -1, -1},  {-1, -1, -1, -1}};
+    const int32_t nothing = (int32_t)0xff800000;  // minus infinity
+    for (int64_t at = 0; at < count; at += 8)
+        for (int half = 0; half < 2; ++half) {
+            const Int4 stays = NIBBLES[bits[at / 8] >> (4 * half) & 15];
+            const Int4 some = load<Int4>(scores + at + 4 * half);
+            const Int4 masked = (some & stays) | (~stays & nothing);
+            std::memcpy(out + at + 4 * half, &masked, sizeof masked);
+        }
+}
+
 }  // namespace orchard
