@@ -13,7 +13,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,12 @@ Side = tuple[Any, Any, float]
 class LoraLinear(Linear):
     """A linear map with a side path."""
 
+    begin: ClassVar[dict[str, Callable[[tuple[int, ...]], Tensor]]] = {
+        "lora_a": lambda shape: torch.empty(shape).uniform_(-(shape[1] ** -0.5), shape[1] ** -0.5),
+        "lora_b": lambda shape: torch.zeros(shape),
+    }
+    """What the side path begins with; a checkpoint of the model has none."""
+
     @config
     class Config(Linear.Config):
         r: int = REQUIRED
@@ -50,10 +56,8 @@ class LoraLinear(Linear):
         _check(cfg.r, cfg.alpha, cfg.dropout)
         super().__init__(cfg)
         self.config: Any = cfg
-        self.lora_a = nn.Parameter(torch.empty(cfg.r, cfg.in_dim))
-        self.lora_b = nn.Parameter(torch.zeros(cfg.out_dim, cfg.r))
-        if not self.lora_a.is_meta:
-            nn.init.uniform_(self.lora_a, -(cfg.in_dim**-0.5), cfg.in_dim**-0.5)
+        self.lora_a = nn.Parameter(self.begin["lora_a"]((cfg.r, cfg.in_dim)))
+        self.lora_b = nn.Parameter(self.begin["lora_b"]((cfg.out_dim, cfg.r)))
 
     @classmethod
     def around(cls, linear: Linear, r: int, alpha: float, rslora: bool = False, dropout: float = 0.0) -> LoraLinear:

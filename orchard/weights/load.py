@@ -26,7 +26,8 @@ def load_decoder(
 
     Weights are packed into whatever format the config asks for as they arrive, so that a compressed model never exists
     uncompressed as a whole; where the file already holds what the format keeps (`as_stored`), it is taken over as it is. A
-    checkpoint whose tensors are not those of its own config is refused before anything is built or read.
+    checkpoint whose tensors are not those of its own config is refused before anything is built or read. Tensors that a module
+    says how to `begin` (name → shape → tensor) are its own, such as a side path's, and begin so.
     """
     source = checkpoint.config().complete()
     refuse_misfits(checkpoint, source)
@@ -36,7 +37,10 @@ def load_decoder(
     names = tensor_names(model)
     with progress(f"reading {checkpoint.path.name}", total=len(names)) as advance:
         for ours, (module, attribute) in names.items():
-            if not _take_over(module, attribute, ours, checkpoint, source, device):
+            begin = getattr(module, "begin", {}).get(attribute)
+            if begin is not None:  # a transform added it: no checkpoint has it
+                setattr(module, attribute, nn.Parameter(begin(getattr(module, attribute).shape).to(device, dtype)))
+            elif not _take_over(module, attribute, ours, checkpoint, source, device):
                 _fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
             advance()
     return model.eval().requires_grad_(False)

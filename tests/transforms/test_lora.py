@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from orchard.nn.moe import MoE
 from orchard.nn.stack import Block, Stack
 from orchard.ops.plan.reference import Reference
 from orchard.transforms.lora import Lora, LoraLinear, freeze_base, merged, sides_of, with_sides
+from orchard.weights.checkpoint import open_checkpoint
+from orchard.weights.load import load_decoder
+from tests.tiny import tiny_gguf
 
 IDS = torch.tensor([[5, 17, 3, 38, 41, 2, 9, 20]])
 
@@ -186,3 +190,16 @@ def test_a_model_with_side_paths_lowers_whole() -> None:
     ids = IDS[0].tolist()
     got = Reference(plan, 1, len(ids)).run(ids, [0] * len(ids), range(len(ids)), range(len(ids)))
     assert np.abs(got - scores(twin)[0].numpy()).max() < 1e-4
+
+
+def test_a_checkpoint_loads_with_side_paths_that_do_nothing_yet(tmp_path: Path) -> None:
+    """A rewrite that adds side paths: the file has none of their tensors, so they begin as they do in a new model."""
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    with open_checkpoint(path) as checkpoint:
+        plain = load_decoder(checkpoint)
+        adapted = load_decoder(checkpoint, Lora(r=2, alpha=4)(checkpoint.config()))
+    assert sum(isinstance(module, LoraLinear) for module in adapted.modules()) > 0
+    ids = torch.arange(6)[None] % plain.config.vocab
+    with torch.no_grad():
+        assert torch.equal(plain(ids), adapted(ids))
+        assert all(bool(p.abs().sum() > 0) for name, p in adapted.named_parameters() if name.endswith("lora_a"))
