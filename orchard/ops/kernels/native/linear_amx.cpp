@@ -5,7 +5,8 @@
 //
 // Codes of a stretch of columns are unpacked once, into the layout of right-hand tiles: four columns of 16 rows of the matrix are a
 // row of a tile. Codes of up to 4 bits stand in a tile twice, times BASE for the high digits of 32 columns and as they are for the
-// low ones, so that one product adds up both. Codes of 8 bits times BASE would be no byte: there digits have results of their own.
+// low ones, so that one product adds up both. Codes of 8 bits times BASE would be no byte: there digits have results of their own,
+// and codes are taken from where they are.
 // Then the rows of activations pass by, 16 at a time. A stretch is short enough that codes and digits stay in the nearest cache.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
@@ -13,6 +14,8 @@
 #endif
 #include <immintrin.h>
 #include <stdlib.h>
+
+#include <algorithm>
 
 #include "linear_common.h"
 
@@ -26,7 +29,7 @@ constexpr int TOKENS = 16;    // rows of activations that pass by together
 constexpr int FEWEST = 5;     // from so many on tiles are quicker than dot products
 constexpr int MOST = 64;      // rows of activations in one call
 constexpr int COLUMNS = 32;   // of a tile
-constexpr int STRETCH = 128;  // columns, or one group where that is longer
+constexpr int STRETCH = 128, LONG_STRETCH = 512;  // columns, or one group where that is longer; the second where nothing is unpacked
 constexpr int LONGEST = 8192; // columns of a group whose dot products of each digit are exact as float32: 15 * 127 * 8192 < 2^24
 
 // Memory of one thread, which only grows.
@@ -64,30 +67,24 @@ inline void written() { __asm__ volatile("" ::: "memory"); }  // g++ does not kn
 
 inline __m512 halves_to_floats(const uint8_t* from) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)from)); }
 
-// Bytes that the codes of 32 columns and 16 rows of a matrix take in a tile.
-constexpr int tile_bytes(int bits) { return bits == 8 ? 512 : 1024; }
+constexpr int TILE_BYTES = 1024;  // between codes of 32 columns and of the next 32, as unpacked or as stored in 8 bits
 
 // Codes of one group as right-hand tiles: those of the first 16 rows at `to`, of the others `apart` bytes on.
 template <int BITS>
-void unpack(const uint8_t* codes, int group, const uint8_t* ahead, uint8_t* to, size_t apart) {
+void unpack(const uint8_t* codes, int group, uint8_t* to, size_t apart) {
     constexpr int PARTS = 8 / BITS, CHUNKS = BITS;  // codes in a byte; chunks of 32 columns
     const __m512i low = _mm512_set1_epi8((char)((1 << BITS) - 1)), high = _mm512_slli_epi16(low, 4);
-    for (int done = 0; done < group; done += COLUMNS, to += tile_bytes(BITS))
-        for (int c = 0; c < CHUNKS; ++c, codes += 128, ahead += 128)
+    for (int done = 0; done < group; done += COLUMNS, to += TILE_BYTES)
+        for (int c = 0; c < CHUNKS; ++c, codes += 128)
             for (int h = 0; h < 2; ++h) {
-                _mm_prefetch((const char*)(ahead + h * 64), _MM_HINT_T0);
                 const __m512i word = _mm512_load_si512(codes + h * 64);
                 uint8_t* out = to + h * apart + c * PARTS * 64;
-                if constexpr (BITS == 8) {
-                    _mm512_store_si512(out, word);
-                } else {
 #pragma GCC unroll 4
-                    for (int j = 0; j < PARTS; ++j) {
-                        const int up = 4 - j * BITS;
-                        const __m512i times = up > 0 ? _mm512_slli_epi16(word, up > 0 ? up : 0) : _mm512_srli_epi16(word, up < 0 ? -up : 0);
-                        _mm512_store_si512(out + j * 64, _mm512_and_si512(times, high));
-                        _mm512_store_si512(out + 512 + j * 64, _mm512_and_si512(_mm512_srli_epi16(word, j * BITS), low));
-                    }
+                for (int j = 0; j < PARTS; ++j) {
+                    const int up = 4 - j * BITS;
+                    const __m512i times = up > 0 ? _mm512_slli_epi16(word, up > 0 ? up : 0) : _mm512_srli_epi16(word, up < 0 ? -up : 0);
+                    _mm512_store_si512(out + j * 64, _mm512_and_si512(times, high));
+                    _mm512_store_si512(out + 512 + j * 64, _mm512_and_si512(_mm512_srli_epi16(word, j * BITS), low));
                 }
             }
 }
@@ -114,7 +111,7 @@ struct Dots {
 // Where codes and digits of a stretch are. Rows of digits are `apart` bytes from each other.
 struct Stretch {
     int group;           // columns of a group
-    size_t group_codes;  // bytes of a group's codes, unpacked
+    size_t group_codes;  // bytes from a group's codes to the next
     const uint8_t* codes;
     const int8_t* digits;
     size_t apart;
@@ -122,7 +119,7 @@ struct Stretch {
 
 // A product takes long to come, so several are under way at once: their codes and digits alternate between two pairs of tiles.
 #define ORCHARD_PRODUCT(result, codes_tile, digits_tile, of, low)                                                   \
-    _tile_loadd(codes_tile, s.codes + (size_t)(of) * s.group_codes + at * tile_bytes(APART ? 8 : 4), 64);           \
+    _tile_loadd(codes_tile, s.codes + (size_t)(of) * s.group_codes + at * TILE_BYTES, APART ? 128 : 64);            \
     _tile_loadd(digits_tile, s.digits + ((size_t)(of) * s.group + at * COLUMNS) * 2 + (low), s.apart);              \
     _tile_dpbsud(result, digits_tile, codes_tile);
 
@@ -227,9 +224,10 @@ void blocks(const Weight& w, int first, int last, const QuantRows& x, int T, flo
     const int groups = w.padded_cols() / w.group, passes = (T + TOKENS - 1) / TOKENS;
     const size_t group_bytes = w.group_bytes(), block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + last * block_bytes;
-    const int stretch = w.group > STRETCH ? 1 : STRETCH / w.group;  // groups
-    const size_t group_codes = (size_t)w.group / COLUMNS * tile_bytes(BITS), half_codes = group_codes * stretch;
-    uint8_t* const codes = codes_room.of(2 * half_codes);
+    const int stretch = std::max(1, (APART ? LONG_STRETCH : STRETCH) / w.group);  // groups
+    const size_t group_codes = APART ? group_bytes : (size_t)w.group / COLUMNS * TILE_BYTES;
+    const size_t half_codes = APART ? 64 : group_codes * stretch;
+    uint8_t* const unpacked = APART ? nullptr : codes_room.of(2 * half_codes);
     float* const of_x = (float*)scales_room.of((size_t)2 * TOKENS * 4 * groups * passes);
     // The last pass goes back far enough to be full, if there are enough rows; what it gives twice is equal.
     auto begin = [&](int p) { return p && (p + 1) * TOKENS > T ? T - TOKENS : p * TOKENS; };
@@ -243,12 +241,14 @@ void blocks(const Weight& w, int first, int last, const QuantRows& x, int T, flo
         for (int from = 0; from < groups; from += stretch) {
             const int some = groups - from < stretch ? groups - from : stretch;
             const uint8_t* const header = w.data + b * block_bytes + from * group_bytes;
-            for (int g = 0; g < some; ++g) {
-                const uint8_t* packed = header + g * group_bytes + HEADER;
-                const uint8_t* ahead = packed + AHEAD + group_bytes <= end ? packed + AHEAD : packed;
-                unpack<BITS>(packed, w.group, ahead, codes + g * group_codes, half_codes);
+            if (header + AHEAD + some * group_bytes <= end)  // nothing past this call's blocks: another thread reads that
+                for (size_t line = 0; line < some * group_bytes; line += 64) _mm_prefetch((const char*)(header + AHEAD + line), _MM_HINT_T0);
+            const uint8_t* codes = header + HEADER;
+            if constexpr (!APART) {
+                for (int g = 0; g < some; ++g) unpack<BITS>(codes + g * group_bytes, w.group, unpacked + g * group_codes, half_codes);
+                codes = unpacked;
+                written();
             }
-            written();
             for (int p = 0; p < passes; ++p)
                 for (int h = 0; h < 2; ++h) {
                     const Stretch s = {w.group, group_codes, codes + h * half_codes, x.from(begin(p)).digits + 2 * from * w.group, (size_t)x.ldd};
