@@ -1,11 +1,11 @@
 """Tool calls of a small model, held to their schemas and left free, on samples of the Berkeley Function-Calling Leaderboard.
 
-Four ways of answering the same questions, always the likeliest token: *free* (the prompt gives the tools' schemas and the form of
-a call, with an example; the first JSON object in what the model writes counts), *begun* (the same, and the answer is begun for it),
-*grammar* (names and arguments held to the tools' schemas), and *call* (as a session does it with tools required: the tool is
-chosen by what it makes likely, then the grammar). An answer is right if name and arguments are among
-those that the benchmark lists, compared as its own checker does. Then mode "allowed": how often a call is made where a tool
-fits, and where none does. The data is not part of the project; it is read from a folder as BFCL ships it.
+Four ways of answering the same questions, always the likeliest token: *free* (the prompt gives the tools' schemas and the form
+of a call, with an example; the first JSON object in what the model writes counts), *begun* (the same, and the answer is begun
+for it), *grammar* (names and arguments held to the tools' schemas), and *call* (as a session does it with tools required: the
+tool is chosen by what it makes likely, then the grammar). An answer is right if name and arguments are among those that the
+benchmark lists, compared as its own checker does. Then mode "allowed": how often a call is made where a tool fits, and where none
+does. The data is not part of the project; it is read from a folder as BFCL ships it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from orchard.generate.request import Answer, Finish, Piece, Request, Sampling, T
 
 if TYPE_CHECKING:
     from orchard.generate.engine import Engine
+    from orchard.generate.speculative import Speculation
     from orchard.generate.stream import Stream
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Piece",
     "Request",
     "Sampling",
+    "Speculation",
     "Stream",
     "TokenLogprob",
     "Usage",
@@ -34,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from orchard.generate.engine import Engine
 
         return Engine
+    if name == "Speculation":
+        from orchard.generate.speculative import Speculation
+
+        return Speculation
     if name == "Stream":
         from orchard.generate.stream import Stream
 

@@ -1,39 +1,39 @@
 """The engine: many requests at once through the same path as one.
 
-Prompts are read in chunks, padded on the right; then every step adds one token to every live sequence, and finished
-sequences leave the stores. Rows never look at each other. What a request gets therefore depends on its own scores and
-seed alone; those scores may differ in the last bits between batch sizes, as matrix products round differently.
+Callers hand in requests and ask for pieces; a scheduler (`scheduler`) moves all of them on together whenever somebody waits.
+What a request gets depends on its own scores and seed alone, bit for bit: not on its company, nor on when it came.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from orchard.core.errors import ContextOverflow, UsageError
-from orchard.generate.errors import NumericError
+from orchard.core.errors import ContextOverflow, OrchardError, UsageError
 from orchard.generate.prefix import GRAIN, LIMIT, Prefixes
-from orchard.generate.protocol import Pass, Runner, Use
+from orchard.generate.protocol import Runner
 from orchard.generate.request import Answer, Piece, Request
 from orchard.generate.row import Row
+from orchard.generate.scheduler import Scheduler
 from orchard.generate.stream import Collector, Stream
 from orchard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from orchard.generate.speculative.speculator import Speculator
     from orchard.generate.torch_forward import TorchModel
 
 Pieces = Generator[tuple[int, Piece], None, None]
 
 
 class Engine:
-    """Several threads may use one engine. All it keeps between runs are beginnings of prompts (`prefixes`), which make later
-    ones quicker and change no answer.
+    """Several threads may use one engine: their requests share every step. All it keeps between requests are beginnings of
+    prompts (`prefixes`), which make later ones quicker and change no answer.
 
-    `prefill_chunk` is how many tokens of prompts are read at once, over all sequences: it bounds memory, and how long a
-    cancelled run may go on. `prefix_bytes` bounds what is kept.
+    `prefill_chunk` is how many tokens of prompts are read at once, over all sequences: it bounds memory, and how long others wait
+    for it. `prefix_bytes` bounds what is kept. `slots`: sequences at a time; more have to wait. `kv_bytes` bounds their keys and
+    values (None: half of the memory that is left): where it is not enough, the youngest of the lowest priority waits, and is read
+    again later. `draft`: a smaller model of the same vocabulary that may guess tokens (`Request.speculation`).
     """
 
     def __init__(
@@ -43,13 +43,29 @@ class Engine:
         *,
         prefill_chunk: int = 512,
         prefix_bytes: int = LIMIT,
+        slots: int = 64,
+        kv_bytes: int | None = None,
+        draft: Runner | None = None,
     ) -> None:
-        if prefill_chunk < 1:
-            raise UsageError(f"prefill_chunk is {prefill_chunk}", hint="use a whole number from 1")
+        for name, value in (("prefill_chunk", prefill_chunk), ("slots", slots), ("kv_bytes", kv_bytes)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}", hint="use a whole number from 1")
         self.model = _runner(model)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
         self.prefixes = Prefixes(self.model, prefix_bytes)
+        self._draft = draft
+        self._guessing: Speculator | None = None
+        self._lock = threading.Lock()
+        self._slots = slots
+        self._scheduler = Scheduler(
+            self.model,
+            self.prefixes,
+            slots=slots,
+            chunk=prefill_chunk,
+            kv_bytes=kv_bytes,
+            speculator=self._speculator,
+        )
 
     def run(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> Pieces:
         """The pieces of all answers as they come, each with the place of its request in the list.
@@ -58,8 +74,8 @@ class Engine:
         first `next`. Setting `cancel` ends every answer within one token, with a last piece of finish "cancelled";
         closing the generator ends it without one. Both free the stores.
 
-        Scores that no token can be chosen from raise `NumericError` where there is one request. Among several, that
-        answer alone ends, with a last piece of finish "error", and the others go on.
+        What an answer cannot get over (scores that no token can be chosen from, a rule that fails, no memory) is raised where
+        there is one request. Among several, that answer alone ends, with a last piece of finish "error", and the others go on.
         """
         return self._checked(requests, cancel.is_set if cancel is not None else _never)
 
@@ -76,19 +92,33 @@ class Engine:
         stopped = closed.is_set if cancel is None else lambda: closed.is_set() or cancel.is_set()
         return Stream(self._checked([request], stopped), request, closed)
 
-    def warm(self, ids: Sequence[int]) -> int:
+    def warm(self, ids: Sequence[int], *, adapter: str | None = None) -> int:
         """Read the beginning of a prompt that is still to come; answers how many of its tokens are kept now. A hint: where
         nothing can be kept, nothing is read."""
         tokens = len(ids) // GRAIN * GRAIN
-        found = self.prefixes.find([*ids, -1])
-        if not self.prefixes.worth(ids, found) or tokens >= self.model.config.context:
-            return found.tokens if found is not None else 0
-        forward = self.model.begin([ids[:tokens]], length=tokens + 1, held=[found])
+        found = self.prefixes.find([*ids, -1], adapter)
+        kept = found.tokens if found is not None else 0
+        limits = self.model.config
+        if not self.prefixes.worth(ids, found, adapter) or tokens >= limits.context or max(ids) >= limits.vocab:
+            return kept
         if not hasattr(self.model, "signature"):
             return 0
-        self._read(forward, _never)
-        self._keep(forward, [tuple(ids[:tokens])], [found])
-        return tokens
+        request = Request(tuple(ids[:tokens]), max_tokens=1, seed=0, adapter=adapter)
+        batch = self._scheduler.submit([Row(0, request, self.tokenizer, room=1, reads_only=True)], _never)
+        try:
+            self._scheduler.next(batch)
+        except OrchardError:
+            return kept
+        finally:
+            self._scheduler.close(batch)
+        found = self.prefixes.find([*ids, -1], adapter)
+        return found.tokens if found is not None else 0
+
+    def facts(self) -> dict[str, Any]:
+        """What the engine is doing and has done, in numbers: waiting, running, slots, kv_bytes, steps, tokens and so on."""
+        kept = {"prefix_bytes": self.prefixes.nbytes}
+        guesses = {} if self._guessing is None else {"speculation": self._guessing.facts()}
+        return {**self._scheduler.facts(), **kept, **guesses}
 
     def _checked(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> Pieces:
         for index, request in enumerate(requests):
@@ -97,61 +127,34 @@ class Engine:
                 from orchard.generate.grammar import grammar_for  # not every start needs it
 
                 grammar_for(self.tokenizer, request.constraint)  # what cannot be held to is refused here
+            if request.speculation is not None:
+                self._speculator().check(request.speculation)
         return self._pieces([request.seeded() for request in requests], stopped)
 
     def _pieces(self, requests: list[Request], stopped: Callable[[], bool]) -> Pieces:
         if not requests:
             return
-        context = self.model.config.context
+        context, scheduler = self.model.config.context, self._scheduler
         rows = [
             Row(index, request, self.tokenizer, room=context - len(request.ids))
             for index, request in enumerate(requests)
         ]
-        for row in rows:
-            for piece in row.begin():
-                yield row.index, piece
-        rows = [row for row in rows if not row.finished]
-        scores, forward = self._begin(rows, stopped) if rows else (None, None)
-        while scores is not None and forward is not None:
-            for place, row in enumerate(rows):
-                for piece in _taken(row, scores[place], alone=len(requests) == 1):
-                    yield row.index, piece
-            live = [place for place, row in enumerate(rows) if not row.finished]
-            if live and len(live) < len(rows):
-                forward.keep(live)
-            rows = [rows[place] for place in live]
-            scores = _next(forward, rows) if rows and not stopped() else None
-        del forward
-        for row in rows:  # none, unless the run was cancelled
-            yield row.index, row.cancel()
+        batch = scheduler.submit(rows, stopped)
+        del rows
+        try:
+            while (piece := scheduler.next(batch)) is not None:
+                yield piece
+        finally:
+            scheduler.close(batch)
 
-    def _begin(self, rows: list[Row], stopped: Callable[[], bool]) -> tuple[np.ndarray | None, Pass]:
-        """Read all prompts, but for beginnings that are known, and remember the new ones."""
-        prompts = [(*row.request.ids, *row.pending()) for row in rows]
-        found = [self.prefixes.find(row.request.ids) for row in rows]
-        forward = self.model.begin(prompts, length=max(row.length for row in rows), held=found)
-        for row, start in zip(rows, forward.starts, strict=True):
-            row.cached = start
-        if not self._read(forward, stopped):
-            return None, forward
-        self._keep(forward, [row.request.ids for row in rows], found)
-        return forward.first(), forward
+    def _speculator(self) -> Speculator:
+        with self._lock:
+            if self._guessing is None:
+                from orchard.generate.speculative.speculator import Speculator  # few requests ask for it
 
-    def _keep(self, forward: Pass, prompts: Sequence[Sequence[int]], found: Sequence[Use | None]) -> None:
-        for place, ids in enumerate(prompts):
-            tokens = self.prefixes.worth(ids, found[place])
-            held = forward.hold(place, tokens) if tokens else None
-            if held is not None:
-                self.prefixes.add(held)
-
-    def _read(self, forward: Pass, stopped: Callable[[], bool]) -> bool:
-        """Read the prompts; False when told to stop on the way."""
-        width = max(1, self.prefill_chunk // len(forward.lengths))
-        for start in range(min(forward.starts), forward.longest, width):
-            if stopped():
-                return False
-            forward.read(start, start + width)
-        return not stopped()
+                ends = self.tokenizer.eos_ids
+                self._guessing = Speculator(self.model, draft=self._draft, ends=ends, slots=self._slots)
+            return self._guessing
 
     def _check(self, index: int, request: Request) -> None:
         limits, tokens = self.model.config, len(request.ids)
@@ -164,6 +167,11 @@ class Engine:
             raise UsageError(
                 f"request {index}: {request.logprobs} alternatives of a vocabulary of {limits.vocab:,}",
                 hint="ask for fewer logprobs",
+            )
+        if request.adapter is not None and request.adapter not in getattr(self.model, "variants", ()):
+            known = ", ".join(map(repr, getattr(self.model, "variants", ()))) or "none"
+            raise UsageError(
+                f"request {index}: no adapter called {request.adapter!r}", hint=f"known to this engine: {known}"
             )
         if tokens >= limits.context:
             over = tokens + 1 - limits.context
@@ -180,22 +188,6 @@ def _runner(model: Runner | TorchModel) -> Runner:
     from orchard.generate.torch_forward import runner_of  # a torch model comes with torch; a native one never needs it
 
     return runner_of(model)
-
-
-def _taken(row: Row, scores: np.ndarray, *, alone: bool) -> Iterator[Piece]:
-    """The token that the scores give, and those that must follow it."""
-    try:
-        yield row.take(scores)
-        yield from row.follow()
-    except NumericError as error:
-        if alone:
-            raise
-        yield row.fail(error)
-
-
-def _next(forward: Pass, rows: Sequence[Row]) -> np.ndarray:
-    new = [row.pending() for row in rows]
-    return forward.step([ids[0] for ids in new]) if max(map(len, new)) == 1 else forward.extend(new)
 
 
 def _never() -> bool:

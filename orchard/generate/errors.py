@@ -35,3 +35,12 @@ class UnsupportedSchema(UsageError):
         )
         self.keyword = keyword
         self.pointer = pointer
+
+
+class DraftMismatch(UsageError):
+    """A draft model whose token ids mean something else than the model's."""
+
+    code = "draft-mismatch"
+
+    def __init__(self, why: str, *, hint: str = "") -> None:
+        super().__init__(why, hint=hint or "use a draft model that was trained with the same tokenizer")

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -107,6 +108,11 @@ class GrammarRule:
         """Tokens that must come next, as the tokenizer would spell them; none where there is a choice."""
         self._follow(state.output)
         return () if self._stopped() else tuple(self._matcher.compute_ff_tokens())
+
+    def reads(self, state: State, ids: Sequence[int]) -> int:
+        """How many of these tokens could follow one another."""
+        self._follow(state.output)
+        return 0 if self._stopped() else int(self._matcher.validate_tokens(list(ids)))
 
     def complete(self, state: State) -> bool:
         """Whether nothing may follow but the end."""

@@ -6,133 +6,162 @@ same bytes however a prompt is cut. So an answer is the same, bit for bit, wheth
 
 from __future__ import annotations
 
-import json
 import threading
+import weakref
 from collections.abc import Sequence
-from hashlib import sha256
-from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from orchard.core.errors import BadFile, UsageError
-from orchard.core.files import atomic_write
+from orchard.core.errors import UsageError
+from orchard.generate.prefix_file import Names, read, write
+from orchard.generate.prefix_tree import GRAIN, Node, Tree
 from orchard.generate.protocol import Held, Use
 
-GRAIN = 64
-"""Beginnings are used up to a multiple of this many tokens."""
 LIMIT = 256 << 20
-MAGIC = b"orchard prefix 1\n"
+
+__all__ = ["GRAIN", "LIMIT", "Prefixes"]
 
 
 class Prefixes:
-    """Safe to share between threads. The oldest ones go first; one that another begins with goes when that one comes."""
+    """Safe to share between threads. Beginnings that prompts share are there once; what was used longest ago goes first, from
+    the ends. Somebody who is using what goes keeps it until done.
+
+    A variant is another set of weights over the same base (an adapter): what it read is of no use to others.
+    """
 
     def __init__(self, runner: Any = None, limit: int = LIMIT) -> None:
-        """`limit`: bytes that may be kept; 0 keeps nothing. `runner`: whose keys and values they are, for files; one that
-        holds nothing has no `signature`."""
+        """`limit`: bytes that may be kept, bookkeeping included; 0 keeps nothing. `runner`: whose keys and values they are, for
+        files; one that holds nothing has no `signature`."""
         if limit < 0:
             raise UsageError(f"room for {limit} bytes", hint="use 0 to keep nothing")
         self.limit = limit
         self._runner = runner
-        self._held: list[Held] = []  # used last at the end
+        self._tree = Tree(limit)
+        self._owners: dict[str, weakref.ref[Any]] = {}  # who read what is kept of a variant
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
-        return sum(held.nbytes for held in self._held)
+        return self._tree.nbytes
 
     def __len__(self) -> int:
-        return len(self._held)
+        """Pieces: a block of GRAIN tokens is one, and so is what can only be used whole."""
+        return len(self._tree.recent)
 
-    def find(self, ids: Sequence[int]) -> Use | None:
+    def find(self, ids: Sequence[int], variant: str | None = None) -> Use | None:
         """The longest usable beginning of a prompt. At least one token is left to read: its scores are wanted."""
-        best: Use | None = None
         with self._lock:
-            for held in self._held:
-                tokens = min(_common(held.ids, ids), len(ids) - 1) // GRAIN * GRAIN
-                if held.whole and tokens < len(held.ids):
-                    continue
-                if tokens and (best is None or tokens > best.tokens):
-                    best = Use(held, tokens)
-            if best is not None:
-                self._held.remove(best.held)
-                self._held.append(best.held)
-        return best
+            nodes, tokens = self._known(ids[: max(0, len(ids) - 1)], variant)
+            self._tree.used(nodes)
+            data = tuple(node.data for node in nodes if node.data is not None)
+            whole = bool(nodes) and nodes[0].whole
+        return Use(Held(tuple(ids[:tokens]), data[0] if whole else data, whole), tokens) if tokens else None
 
-    def worth(self, ids: Sequence[int], found: Use | None) -> int:
+    def worth(self, ids: Sequence[int], found: Use | None, variant: str | None = None) -> int:
         """How many tokens of a prompt that was read are worth keeping; 0: none, or no more than there already are."""
         tokens = len(ids) // GRAIN * GRAIN
-        return tokens if self.limit and tokens > (found.tokens if found is not None else 0) else 0
-
-    def add(self, held: Held) -> None:
+        if not self.limit or tokens <= (found.tokens if found is not None else 0):
+            return 0
         with self._lock:
-            self._held = [one for one in self._held if one.ids != held.ids[: len(one.ids)]]
-            self._held.append(held)
-            while self._held and self.nbytes > self.limit:
-                del self._held[0]
+            return tokens if self._known(ids, variant)[1] < tokens else 0
+
+    def add(self, held: Held, variant: str | None = None) -> None:
+        """Keep what a runner held, but for blocks that are here already."""
+        blocks, rest = divmod(len(held.ids), GRAIN)
+        arrays = (held.data,) if isinstance(held.data, np.ndarray) else held.data
+        whole = held.whole or (isinstance(held.data, np.ndarray) and len(held.ids) > GRAIN)
+        if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
+            raise ValueError("keys and values are kept as rows of bytes")
+        if len(arrays) != (1 if whole else blocks + bool(rest)):
+            raise ValueError(f"{len(arrays)} arrays of keys and values for {len(held.ids)} tokens")
+        if not blocks or not self.limit or (whole and rest):  # the last: never found, as prompts are followed by blocks
+            return
+        kept = [*[None] * (blocks - 1), *arrays] if whole else arrays[:blocks]
+        with self._lock:
+            self._follow(variant)
+            self._tree.add(held.ids, variant, kept, whole)
+
+    def drop(self, variant: str | None) -> None:
+        """Forget all that a variant read."""
+        with self._lock:
+            self._tree.drop(variant)
 
     def clear(self) -> None:
         with self._lock:
-            self._held = []
+            self._tree = Tree(self.limit)
 
     # Files ----------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, ids: Sequence[int]) -> int:
+    def save(self, path: str | Path, ids: Sequence[int], variant: str | None = None) -> int:
         """Write what is kept of this prompt's beginning, whole or not at all. Answers how many tokens that is; 0: no file."""
-        use, signature = self.find([*ids, -1]), getattr(self._runner, "signature", None)
-        if use is None or signature is None:
-            return 0
-        ids = np.array(use.held.ids, "<i8").tobytes()
-        about = {
-            "signature": signature,
-            "whole": use.held.whole,
-            "tokens": len(use.held.ids),
-            "bytes": use.held.data.nbytes,
-        }
-        known = sha256(ids)
-        known.update(use.held.data.data)
-        with atomic_write(Path(path)) as file:
-            file.write(MAGIC + json.dumps(about | {"sha256": known.hexdigest()}).encode() + b"\n" + ids)
-            file.write(use.held.data.data)
-        return use.tokens
+        names = self._signed([variant])
+        with self._lock:
+            nodes, tokens = self._known(ids, variant)
+            entries = self._tree.entries(nodes, [name for name, _ in names])
+        if entries:
+            write(Path(path), entries, names)
+        return tokens if entries else 0
 
     def load(self, path: str | Path) -> int:
-        """Take up what `save` wrote; answers the tokens. A file for another model, or a damaged one, raises `BadFile`."""
-        try:
-            with Path(path).open("rb") as file:
-                held, signature = _read(file)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadFile(f"{path} is no file of keys and values: {error}", hint="save the session again") from error
-        if signature != getattr(self._runner, "signature", None):
-            raise BadFile(f"{path} belongs to another model", hint="load it with the model that it was saved with")
-        if not self._runner.fits(held):
-            raise BadFile(f"{path} has not the size of {len(held.ids):,} tokens", hint="save the session again")
-        self.add(held)
-        return len(held.ids)
+        """Take up what `save` wrote; answers the tokens of the longest beginning. A file for another model, or a damaged one,
+        raises `BadFile`."""
+        return self._read(path)[0]
 
+    def save_all(self, path: str | Path) -> int:
+        """Write all that is kept, whole or not at all; answers how many pieces (see `len`). 0: no file. Left out is what
+        belongs to variants that the runner no longer has."""
+        with self._lock:
+            variants = list(self._tree.roots)
+        names = self._signed(variants)
+        with self._lock:
+            entries = self._tree.entries(reversed(self._tree.recent), [name for name, _ in names])
+        if entries:
+            write(Path(path), entries, names)
+        return sum(entry.data is not None for entry in entries)
 
-def _read(file: IO[bytes]) -> tuple[Held, str]:
-    """A file's keys and values, and whose they are. Sizes are held against the file before anything is made room for."""
-    if file.readline(len(MAGIC)) != MAGIC:
-        raise ValueError("it does not begin as one of this version")
-    about = json.loads(file.readline(1 << 16))
-    tokens, size = int(about["tokens"]), int(about["bytes"])
-    begin, end = file.tell(), file.seek(0, 2)
-    if tokens < 1 or size < 0 or end - begin != 8 * tokens + size:
-        raise ValueError("its length is not what it says")
-    file.seek(begin)
-    raw = np.frombuffer(file.read(), np.uint8)
-    if sha256(raw.data).hexdigest() != about["sha256"]:
-        raise ValueError("it is damaged")
-    ids = raw[: 8 * tokens].view("<i8").tolist()
-    return Held(tuple(ids), raw[8 * tokens :], whole=bool(about["whole"])), str(about["signature"])
+    def load_all(self, path: str | Path) -> int:
+        """Take up what `save_all` wrote, as far as it was used last and there is room, and as far as its variants are here
+        with the same weights; answers how many pieces. Raises as `load`."""
+        return self._read(path)[1]
 
+    def _read(self, path: str | Path) -> tuple[int, int]:
+        """Tokens of the longest beginning, and pieces."""
+        taken = read(Path(path), self.limit, self._signature, self._fits)
+        with self._lock:
+            for variant in taken.variants:
+                self._follow(variant)
+            self._tree.graft(taken.entries, taken.variants)
+        return taken.longest, sum(entry.data is not None for entry in taken.entries)
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    length = min(len(one), len(other))
-    if one[:length] == tuple(other[:length]):
-        return length
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    def _known(self, ids: Sequence[int], variant: str | None) -> tuple[list[Node], int]:
+        """What there is of the beginning of some tokens, and how many it is for. With the lock held."""
+        self._follow(variant)
+        path = self._tree.path(ids, variant)
+        nodes = self._tree.usable(path)
+        return nodes, GRAIN * (path.index(nodes[-1]) + 1) if nodes else 0
+
+    def _follow(self, variant: str | None) -> None:
+        """Forget what a variant read when its name has gone to another one. With the lock held."""
+        owner = self._owner(variant) if variant is not None else None
+        if variant is None or owner is None:
+            return
+        before = self._owners.get(variant)
+        if before is None or before() is not owner:
+            if before is not None:
+                self._tree.drop(variant)
+            self._owners[variant] = weakref.ref(owner)
+
+    def _signed(self, variants: Sequence[str | None]) -> Names:
+        """Those variants that the runner has, and their signatures."""
+        return [(name, signature) for name in variants if (signature := self._signature(name)) is not None]
+
+    def _owner(self, variant: str | None) -> Any:
+        return self._runner if variant is None else getattr(self._runner, "variants", {}).get(variant)
+
+    def _signature(self, variant: str | None) -> str | None:
+        return getattr(self._owner(variant), "signature", None)
+
+    def _fits(self, variant: str | None, ids: tuple[int, ...], data: np.ndarray, whole: bool) -> bool:
+        return bool(self._owner(variant).fits(Held(ids, data if whole else (data,), whole)))

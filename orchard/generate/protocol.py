@@ -28,14 +28,16 @@ class Held:
     """Keys and values of some tokens, made by reading them as a prompt: the same bytes however that was cut into calls."""
 
     ids: tuple[int, ...]
-    data: np.ndarray
-    """Bytes that only the runner understands."""
+    data: np.ndarray | tuple[np.ndarray, ...]
+    """Bytes that only the runner understands: one array per 64 tokens (`prefix.GRAIN`), which other sequences with the same
+    beginning may share; or a single one, of use only for all of these tokens."""
     whole: bool = False
     """Whether they can only be used for all of these tokens, and not for the first few of them."""
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + 8 * len(self.ids)
+        arrays = (self.data,) if isinstance(self.data, np.ndarray) else self.data
+        return sum(array.nbytes for array in arrays) + 8 * len(self.ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +48,70 @@ class Use:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sequence is given in one call."""
+
+    slot: int
+    tokens: Sequence[int]
+    """At least one."""
+    wanted: int = 0
+    """Scores after each of the last so many of them."""
+    prompt: bool = False
+    """Whether they belong to a prompt or to an answer: the two are read in different ways, also when they are read again."""
+
+
+class Slots(Protocol):
+    """Stores for some sequences that come and go. What a sequence is given depends on its own tokens alone: not on its
+    company, nor on how its tokens were cut into calls.
+
+    One caller at a time. A slot is free until `open` and again after `close`.
+    """
+
+    count: int
+    lengths: list[int]
+    """Tokens in each slot."""
+    goes_back: bool
+    """Whether `back` can be asked for."""
+    copies: bool
+    """Whether there is any use in asking for `copy`."""
+
+    def open(self, slot: int, length: int, use: Use | None = None, variant: str | None = None) -> int:
+        """Take a free slot for a sequence of up to `length` tokens; answers how many tokens of `use` it holds now. `variant`:
+        the name of another set of weights over the same base. `UsageError` ("no memory …") where it cannot be had."""
+        ...
+
+    def copy(self, source: int, target: int, tokens: int) -> bool:
+        """Fill an open slot that holds less with the first tokens of another's prompt, of the same variant; False where that
+        cannot be done, and nothing has happened."""
+        ...
+
+    def run(self, work: Sequence[Work]) -> list[np.ndarray]:
+        """Scores, float32 [wanted, V] each, which belong to the caller until the next call. All of the work is of prompts or
+        none of it is, and no slot comes twice. Where this raises, the slots in question can only be closed."""
+        ...
+
+    def back(self, slot: int, tokens: int) -> None:
+        """Forget what comes after the first `tokens`."""
+
+    def hold(self, slot: int, tokens: int) -> Held | None:
+        """A copy of the keys and values of a prompt's first tokens; None where a runner cannot."""
+        ...
+
+    def hidden(self, slot: int) -> np.ndarray | None:
+        """What the head read for the last wanted token of a slot in the last run: float32 [dim]; None where it is not known."""
+        ...
+
+    def close(self, slot: int) -> None: ...
+
+    def nbytes(self, length: int) -> int:
+        """Memory of a sequence of so many tokens; 0 where it is not known."""
+        ...
+
+
 class Pass(Protocol):
-    """One run over a batch of prompts: `read` chunk after chunk, `first` once, then `step`; `keep` drops sequences.
+    """One run over a batch of prompts, for programs that need no engine: `read` chunk after chunk, `first` once, then `step`;
+    `keep` drops sequences. `orchard.generate.passes` makes one of any runner's slots.
 
     Scores belong to the caller only until the next call: a runner may write the next ones into the same memory. Dropping
     the last reference to a pass frees its stores.
@@ -85,14 +149,16 @@ class Pass(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """A causal model over token ids, ready to run: in torch (`torch_forward.TorchRunner`) or natively."""
+    """A causal model over token ids, ready to run: in torch (`torch_forward.TorchRunner`) or natively.
+
+    One that has other sets of weights over the same base offers `variants`, a mapping from their names.
+    """
 
     @property
     def config(self) -> Shape: ...
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[Use | None] = ()) -> Pass:
-        """`length`: no sequence will be longer, its prompt included. `held`: for each prompt, what is known of its beginning;
-        a runner that cannot use it reads the whole prompt."""
+    def slots(self, count: int) -> Slots:
+        """Stores for up to `count` sequences at a time."""
         ...
 
 
@@ -135,7 +201,8 @@ class Tokens(Sequence[int]):
 
     def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
         if isinstance(place, slice):
-            return tuple(self._ids[i] for i in range(*place.indices(self._length)))
+            start, stop, step = place.indices(self._length)
+            return tuple(self._ids[start:stop] if step == 1 else [self._ids[i] for i in range(start, stop, step)])
         inside = place + self._length if place < 0 else place
         if not 0 <= inside < self._length:
             raise IndexError(f"no token {place} among {self._length}")

@@ -13,15 +13,18 @@ from orchard.core.frozen import frozen
 from orchard.core.seeds import fresh_seed
 
 if TYPE_CHECKING:
+    from orchard.generate.budget import Thinking
     from orchard.generate.constraint import Constraint
     from orchard.generate.protocol import Rule
+    from orchard.generate.speculative.options import Speculation
 
 Finish = Literal["stop", "length", "cancelled", "error"]
-"""Why an answer ended: an end token or a stop string; no room left; the caller's wish; scores that no token can be
-chosen from, where other answers of the same run could go on."""
+"""Why an answer ended: an end token or a stop string; no room left; the caller's wish; something that this request alone cannot
+get over (broken scores, a rule that fails, no memory), where other answers of the same run could go on."""
 
 MOST_TOKENS = 2**24
 """More than any model's context: a larger `max_tokens` is a mistake, not a wish."""
+MOST_PRIORITY = 2**31
 
 
 @frozen
@@ -69,6 +72,14 @@ class Request:
     constraint: Constraint | None = None
     """What the answer must match. Tokens that it leaves no choice about cost no run of the model (unless log-probabilities
     are asked for, which only the model knows)."""
+    priority: int = 0
+    """Higher ones go first where there is no room for all; equal ones in the order of their coming."""
+    adapter: str | None = None
+    """The name of a variant of the model (`runner.add_variant`); None: the model itself."""
+    speculation: Speculation | None = None
+    """How several tokens at a time are guessed and then checked; None: one after another."""
+    thinking: Thinking | None = None
+    """How much the answer may think before it comes to the point; a constraint then holds for what comes after."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", _token_ids(self.ids))
@@ -80,6 +91,18 @@ class Request:
             _whole("seed", self.seed)
         if self.logprobs is not None and _whole("logprobs", self.logprobs) < 0:
             raise UsageError(f"logprobs is {self.logprobs}", hint="use 0 or the number of alternatives to report")
+        if not -MOST_PRIORITY <= _whole("priority", self.priority) <= MOST_PRIORITY:
+            raise UsageError(f"priority is {self.priority}", hint=f"use a whole number up to {MOST_PRIORITY:,}")
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise UsageError(f"adapter is {self.adapter!r}", hint="give the name of an adapter, or leave it out")
+        if self.speculation is not None:
+            from orchard.generate.speculative.options import Speculation  # few requests need them
+
+            _of_kind("speculation", self.speculation, Speculation)
+        if self.thinking is not None:
+            from orchard.generate.budget import Thinking
+
+            _of_kind("thinking", self.thinking, Thinking)
 
     def seeded(self) -> Request:
         """The same request with a seed."""
@@ -154,6 +177,11 @@ def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}", hint="use a whole number")
     return value
+
+
+def _of_kind(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {value!r}", hint=f"use {kind.__module__}.{kind.__name__}, or leave it out")
 
 
 def _token_ids(ids: Iterable[Any]) -> tuple[int, ...]:

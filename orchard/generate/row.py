@@ -1,18 +1,21 @@
 """One sequence on its way: its tokens so far, its text so far, and when it ends.
 
 Where a constraint leaves no choice about the next tokens, they are taken without asking the model (`begin`, `follow`), and the
-model reads them together with the next token that it is asked for (`pending`).
+model reads them together with the next token that it is asked for. Those that the answer must begin with are read with the
+prompt. What is read as a prompt and what as an answer depends on the request alone, so a row can lose its slot at any time and
+go on later as if nothing had been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchard.generate.errors import NumericError
+from orchard.core.errors import OrchardError
 from orchard.generate.protocol import State
 from orchard.generate.request import Finish, Piece, Request, TokenLogprob, Usage
 from orchard.generate.sampling import Sampler, logprob_of
@@ -21,30 +24,37 @@ from orchard.text.stream import StreamDecoder
 from orchard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from orchard.generate.grammar import GrammarRule
+    from orchard.generate.speculative.drafting import Draft
+
+_keys = count()
 
 
 class Row:
     """`take(scores)` chooses the next token and gives the piece it adds; `finished` is set by the last piece. `cached` and
     `calls` are for the record."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, *, room: int) -> None:
-        """`index`: the request's place in its list; `room`: new tokens that the context has room for."""
+    def __init__(
+        self, index: int, request: Request, tokenizer: Tokenizer, *, room: int, reads_only: bool = False
+    ) -> None:
+        """`index`: the request's place in its list; `room`: new tokens that the context has room for; `reads_only`: nothing is
+        to be written, the prompt is only read."""
         self.index = index
+        self.key = next(_keys)
         self.request = request
+        self.reads_only = reads_only
         self.limit = min(request.max_tokens, room)
         self.finished = False
         self.state = State(request.ids)
+        self.prompt: tuple[int, ...] = request.ids
         self.cached = 0
         self.calls = 0
-        self._read = 0  # of the new tokens, those that the model has been given
-        self._grammar: GrammarRule | None = None
-        if request.constraint is not None:
-            from orchard.generate.grammar import grammar_for  # not every start needs it
-
-            self._grammar = grammar_for(tokenizer, request.constraint).rule()
-            request = replace(request, rules=(*request.rules, self._grammar))
-        self._sampler = Sampler(request)
+        self._grammar: Any = None  # GrammarRule, or one that waits for the thoughts to end
+        self._budget: Any = None
+        self._judge: Any = None
+        self._tokenizer = tokenizer
+        if request.constraint is not None and request.thinking is None:
+            self._grammar = self._constraint()
+        self.sampler = Sampler(self._with_rules())
         self._ends = tokenizer.eos_ids
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopFinder(request.stop)
@@ -59,20 +69,39 @@ class Row:
         """The token chosen last."""
         return self.state.output[-1]
 
-    def pending(self) -> tuple[int, ...]:
-        """New tokens that the model has not been given yet; the caller gives them now."""
-        new, self._read = self.state.output[self._read :], len(self.state.output)
-        return new
+    @property
+    def thinks(self) -> bool:
+        """Whether `think` is still to be called, when the prompt has been read."""
+        return self.request.thinking is not None and self._budget is None
 
-    def begin(self) -> Iterator[Piece]:
-        """Tokens that the answer must begin with."""
-        return self.follow()
+    def pending(self, given: int) -> tuple[int, ...]:
+        """New tokens that the model has not been given yet, when it has been given so many, the prompt's included."""
+        return self.state.output[given - len(self.request.ids) :]
+
+    def begin(self) -> list[Piece]:
+        """Tokens that the answer must begin with. They are read as part of the prompt."""
+        if self._grammar is None:
+            return []
+        pieces = list(self.follow())
+        self.prompt = (*self.request.ids, *self.state.output)
+        return pieces
+
+    def think(self, hidden: np.ndarray | None, signature: str | None) -> None:
+        """The budget of thoughts, now that the prompt has been read; `hidden`: what the head read for its last token."""
+        from orchard.generate.budget import Afterwards, thinking_rule  # few requests think
+
+        thinking = self.request.thinking
+        assert thinking is not None
+        self._budget = thinking_rule(thinking, hidden, signature=signature)
+        if self.request.constraint is not None:
+            self._grammar = Afterwards(self._constraint(), self._budget.begin, self._budget.end)
+        self.sampler, self._judge = Sampler(self._with_rules()), None
 
     def follow(self) -> Iterator[Piece]:
         """Tokens that must come next."""
-        if self._grammar is None or self.request.logprobs is not None:
+        if (self._grammar is None and self._budget is None) or self.request.logprobs is not None:
             return
-        while not self.finished and (tokens := self._grammar.forced(self.state)):
+        while not self.finished and (tokens := self._forced()):
             for token in tokens:
                 if self.finished:
                     return
@@ -82,15 +111,69 @@ class Row:
     def take(self, scores: np.ndarray) -> Piece:
         """Keeps nothing of the scores: their memory is the runner's."""
         self.calls += 1
-        self.state = self._sampler.step(self.state, scores)
+        self.state = self.sampler.step(self.state, scores)
+        return self._chosen(scores)
+
+    def take_many(self, scores: np.ndarray, draft: Draft) -> Iterator[Piece]:
+        """The tokens that scores [1 + draft, V] give: as many as were guessed right, and one more. `scores[0]` stand before the
+        first guess."""
+        if self._judge is None:
+            from orchard.generate.speculative.accept import judge_of
+
+            self._judge = judge_of(self.request, self.sampler)
+        self.calls += 1
+        before = len(self.state.output)
+        while not self.finished:
+            place = len(self.state.output) - before
+            self.state = self._judge.step(self.state, scores[place], draft, place)
+            yield self._chosen(scores[place])
+            yield from self.follow()
+            new = self.state.output[before:]
+            if len(new) > len(draft.ids) or new != draft.ids[: len(new)]:
+                return
+
+    def cancel(self) -> Piece:
+        """The last piece of a sequence that ends before its time."""
+        return self._closing(Piece(self._end(), None, "cancelled"))
+
+    def fail(self, error: BaseException) -> Piece:
+        """The last piece of a sequence that cannot go on."""
+        hint = f" ({error.hint})" if isinstance(error, OrchardError) and error.hint else ""
+        text = str(error) if isinstance(error, OrchardError) else f"{type(error).__name__}: {error}"
+        return self._closing(Piece(self._end(), None, "error", error=text + hint))
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _constraint(self) -> Any:
+        from orchard.generate.grammar import grammar_for  # not every start needs it
+
+        assert self.request.constraint is not None
+        return grammar_for(self._tokenizer, self.request.constraint).rule()
+
+    def _forced(self) -> tuple[int, ...]:
+        for rule in (self._budget, self._grammar):
+            tokens: tuple[int, ...] = () if rule is None else rule.forced(self.state)
+            if tokens:
+                return tokens
+        return ()
+
+    def _with_rules(self) -> Request:
+        """The request with the rules that its other wishes stand for."""
+        more = [rule for rule in (self._budget, self._grammar) if rule is not None]
+        return replace(self.request, rules=(*self.request.rules, *more)) if more else self.request
+
+    def _chosen(self, scores: np.ndarray) -> Piece:
         wanted = self.request.logprobs
         return self._taken(None if wanted is None else logprob_of(scores, self.last, wanted))
 
     def _taken(self, logprob: TokenLogprob | None) -> Piece:
         """The piece that the last token adds."""
-        if self.last in self._ends:
+        token = self.last
+        if token in self._ends:
             return self._closing(Piece(self._end(), None, "stop", logprob))
-        text = self._stops.push(self._decoder.push(self.last))
+        text = self._decoder.push(token)
+        if self._stops.stops:
+            text = self._stops.push(text)
         finish: Finish | None = None
         if not self._stops.found and self._grammar is not None and self._grammar.complete(self.state):
             text, finish = text + self._end(), "stop"  # nothing but the end may follow: the model need not say so
@@ -98,16 +181,8 @@ class Row:
             text, finish = text + self._end(), "length"
         if self._stops.found:  # also where the last few characters, held back until now, complete a stop string
             self.finished, finish = True, "stop"
-        piece = Piece(text, self.last, finish, logprob)
+        piece = Piece(text, token, finish, logprob)
         return piece if finish is None else self._closing(piece)
-
-    def cancel(self) -> Piece:
-        """The last piece of a sequence that ends before its time."""
-        return self._closing(Piece(self._end(), None, "cancelled"))
-
-    def fail(self, error: NumericError) -> Piece:
-        """The last piece of a sequence whose scores are broken."""
-        return self._closing(Piece(self._end(), None, "error", error=f"{error} ({error.hint})"))
 
     def _closing(self, piece: Piece) -> Piece:
         output = len(self.state.output) - (bool(self.state.output) and self.last in self._ends)

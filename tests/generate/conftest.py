@@ -52,7 +52,7 @@ class Watched:
         self.config = model.config
         self.device = model.device
         self.chunks: list[tuple[int, int]] = []
-        self.slots: list[int] = []
+        self.views: list[int] = []
         self.scored: list[tuple[int, ...]] = []
         self.caches: list[weakref.ref[Cache]] = []
         self.lengths: list[int] = []
@@ -61,7 +61,7 @@ class Watched:
     def hidden(self, ids: Tensor, context: Context) -> Tensor:
         out = self.model.hidden(ids, context)
         self.chunks.append((ids.shape[0], ids.shape[1]))
-        self.slots.append(max(view.k.shape[2] for view in context.views.values()))
+        self.views.append(max(view.k.shape[2] for view in context.views.values()))
         self.on_hidden()
         return out
 

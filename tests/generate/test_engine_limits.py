@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -110,14 +111,14 @@ def test_one_bad_request_rejects_the_list(watched: Make, tokenizer: Tokenizer) -
     assert most.logprobs is not None and len(most.logprobs[0].top) == 262
 
 
-def broken_at(model: Any, call: int, row: int, bad: float) -> Any:
-    """The model, with one bad score in one row of one call of its head."""
+def broken_at(model: Any, call: int, bad: float) -> Any:
+    """The model, with one bad score in one call of its head."""
     score = model.scores
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
         out = score(hidden)
         if len(model.scored) == call:
-            out[row, 7] = bad
+            out[0, 7] = bad
         return out
 
     model.scores = broken
@@ -131,11 +132,11 @@ def test_broken_scores_end_one_answer_alone(
 ) -> None:
     request = Request(ids=(1, 2), max_tokens=6, sampling=Sampling(temperature=temperature), seed=1, logprobs=0)
     with pytest.raises(NumericError, match=r"scores are broken after 2 new tokens: (1|0) of 262 are NaN") as caught:
-        Engine(broken_at(watched(), 3, 0, bad), tokenizer).answer([request])
+        Engine(broken_at(watched(), 3, bad), tokenizer).answer([request])
     assert caught.value.code == "numeric" and caught.value.hint
 
     (whole,) = Engine(watched(), tokenizer).answer([request])
-    model = broken_at(watched(), 3, 1, bad)
+    model = broken_at(watched(), 8, bad)  # the second of three rows, in the third step
     first, broken, last = Engine(model, tokenizer).answer([request] * 3)
     for other in (first, last):
         assert (other.ids, other.text, other.finish, other.error) == (whole.ids, whole.text, "length", None)
@@ -143,19 +144,19 @@ def test_broken_scores_end_one_answer_alone(
     assert broken.text == tokenizer.decode(broken.ids)
     assert broken.logprobs is not None and [entry.id for entry in broken.logprobs] == list(broken.ids)
     assert broken.error is not None and "after 2 new tokens" in broken.error and "load the model again" in broken.error
-    assert model.scored == [(3, 32)] * 3 + [(2, 32)] * 3, "the broken row leaves the stores"
+    assert model.scored == [(1, 32)] * (3 * 3 + 2 * 3), "the broken row leaves the stores"
     assert model.caches[0]() is None
 
 
 def test_a_stream_and_a_run_of_one_raise_broken_scores(watched: Make, tokenizer: Tokenizer) -> None:
-    stream = Engine(broken_at(watched(), 3, 0, float("nan")), tokenizer).stream(Request(ids=(1, 2)))
+    stream = Engine(broken_at(watched(), 3, float("nan")), tokenizer).stream(Request(ids=(1, 2)))
     said = [next(stream), next(stream)]
     with pytest.raises(NumericError):
         next(stream)
     stream.close()
     assert stream.answer.ids == tuple(piece.id for piece in said), "what was said is not lost"
     with pytest.raises(NumericError):
-        list(Engine(broken_at(watched(), 1, 0, float("nan")), tokenizer).run([Request(ids=(1, 2))]))
+        list(Engine(broken_at(watched(), 1, float("nan")), tokenizer).run([Request(ids=(1, 2))]))
 
 
 def test_all_answers_may_break(watched: Make, tokenizer: Tokenizer) -> None:
@@ -175,22 +176,20 @@ def test_rules_that_leave_nothing_are_an_error(watched: Make, tokenizer: Tokeniz
 
 def test_a_step_sees_what_is_cached_not_what_could_be(watched: Make, tokenizer: Tokenizer) -> None:
     model = watched(context=1024)
-    requests = [Request(ids=tuple(range(70)), max_tokens=70), Request(ids=(5, 6), max_tokens=900)]
-    pieces = Engine(model, tokenizer, prefill_chunk=64).run(requests)
-    for _ in range(2 * 70 + 10):
-        next(pieces)
-    assert model.lengths == [902]
-    assert model.chunks[:3] == [(2, 32), (2, 32), (2, 6)], "chunks count tokens over all sequences"
-    assert model.chunks[3:] == [(2, 1)] * 69 + [(1, 1)] * 10, "finished rows are gone"
-    longest = [32, 64, 70, *range(71, 71 + 69), *range(72, 72 + 10)]
-    assert model.slots == [-(-length // 64) * 64 for length in longest]
-    assert model.scored == [(2, 32)] * 70 + [(1, 32)] * 10, "only the last token goes through the head"
+    requests = [Request(ids=tuple(range(70)), max_tokens=70), Request(ids=(5, 6), max_tokens=100)]
+    Engine(model, tokenizer, prefill_chunk=64).answer(requests)
+    assert sorted(model.lengths) == [128, 192], "each sequence has stores of its own length"
+    assert model.chunks[0] == (1, 2), "the short prompt first, as both do not go into one chunk"
+    assert Counter(model.chunks) == {(1, 2): 1, (1, 64): 1, (1, 6): 1, (1, 1): 69 + 99}, "finished rows are gone"
+    longest = [64, 70, *range(71, 71 + 69), 2, *range(3, 3 + 99)]
+    assert Counter(model.views) == Counter(-(-length // 64) * 64 for length in longest)
+    assert model.scored == [(1, 32)] * 170, "only the last token goes through the head"
 
 
 def test_a_window_bounds_the_view(watched: Make, tokenizer: Tokenizer) -> None:
     model = watched(context=512, stores=[partial(Store.Config, policy=Window.Config(window=16, sinks=4))] * 2)
     Engine(model, tokenizer, prefill_chunk=8).answer([Request(ids=(3,) * 100, max_tokens=50)])
-    assert max(model.slots) == 16 + 4 + 8 and model.slots[-1] == 20
+    assert max(model.views) == 16 + 4 + 8 and model.views[-1] == 20
 
 
 def test_no_memory_is_said_in_words(watched: Make, tokenizer: Tokenizer) -> None:

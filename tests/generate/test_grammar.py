@@ -160,6 +160,16 @@ def test_forced_tokens_are_the_only_ones_that_the_mask_allows(tokenizer: Tokeniz
         state = state.plus(chance.choice(options))
 
 
+def test_a_rule_says_how_many_guesses_could_follow_and_stays_where_it_was(tokenizer: Tokenizer) -> None:
+    rule = grammar_for(tokenizer, Constraint.json_schema(PERSON)).rule()
+    state = state_of(tokenizer, '{"name":')
+    before = allowed(rule, state, tokenizer.vocab_size)
+    fits, wrong = tokenizer.encode('"Ann"'), tokenizer.encode("]")
+    assert rule.reads(state, [*fits, *wrong]) == len(fits)
+    assert rule.reads(state, wrong) == 0
+    assert allowed(rule, state, tokenizer.vocab_size) == before
+
+
 def test_a_character_may_be_split_over_tokens(tokenizer: Tokenizer) -> None:
     rule = grammar_for(tokenizer, Constraint.json_schema({"const": "é€😀"})).rule()
     spelled = '"é€😀"'.encode()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchard.generate import Engine, Request, Sampling
-from orchard.generate.protocol import Runner
+from orchard.generate.protocol import Runner, Use, Work
 from orchard.generate.row import Row
 from orchard.generate.torch_forward import TorchRunner, runner_of
 from orchard.text.tokenizer import Tokenizer
@@ -25,53 +25,57 @@ class Counting:
         self.config = types.SimpleNamespace(vocab=vocab, context=context)
         self.lengths: list[int] = []
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[object] = ()) -> CountingPass:
-        self.lengths.append(length)
-        return CountingPass(self.config.vocab, prompts)
+    def slots(self, count: int) -> CountingSlots:
+        return CountingSlots(self, count)
 
 
-class CountingPass:
-    def __init__(self, vocab: int, prompts: Sequence[Sequence[int]]) -> None:
-        self.lengths = [len(prompt) for prompt in prompts]
-        self.longest = max(self.lengths)
-        self.starts = [0] * len(prompts)
-        self.vocab = vocab
-        self._prompts = prompts
-        self._read = 0
-        self._memory = np.empty((len(prompts), vocab), np.float32)
-        self._given: list[np.ndarray] = []
+class CountingSlots:
+    goes_back = True
+    copies = False
 
-    def read(self, start: int, stop: int) -> None:
-        assert start == self._read
-        self._read = stop
+    def __init__(self, runner: Counting, count: int) -> None:
+        self.count = count
+        self.lengths = [0] * count
+        self.runner = runner
+        self.given: list[np.ndarray] = []
 
-    def first(self) -> np.ndarray:
-        assert self._read >= self.longest
-        return self._scores([prompt[-1] for prompt in self._prompts])
+    def open(self, slot: int, length: int, use: Use | None = None, variant: str | None = None) -> int:
+        assert self.lengths[slot] == 0
+        self.runner.lengths.append(length)
+        return 0
 
-    def step(self, ids: Sequence[int]) -> np.ndarray:
-        assert len(ids) == len(self.lengths)
-        self.lengths = [length + 1 for length in self.lengths]
-        return self._scores(ids)
+    def copy(self, source: int, target: int, tokens: int) -> bool:
+        return False
 
-    def extend(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
-        self.lengths = [length + len(ids) - 1 for length, ids in zip(self.lengths, tokens, strict=True)]
-        return self.step([ids[-1] for ids in tokens])
+    def run(self, work: Sequence[Work]) -> list[np.ndarray]:
+        for old in self.given:
+            old[:] = np.nan
+        assert len({one.prompt for one in work}) == 1 and len({one.slot for one in work}) == len(work)
+        self.given = [self._scores(one) for one in work]
+        return self.given
 
-    def hold(self, row: int, tokens: int) -> None:
+    def _scores(self, one: Work) -> np.ndarray:
+        vocab = self.runner.config.vocab
+        self.lengths[one.slot] += len(one.tokens)
+        out = np.tile(np.linspace(-3, 0, vocab, dtype=np.float32), (one.wanted, 1))  # no two alike
+        last = np.asarray(one.tokens)[len(one.tokens) - one.wanted :]
+        out[np.arange(one.wanted), (last + 1) % vocab] = 20
+        return out
+
+    def back(self, slot: int, tokens: int) -> None:
+        self.lengths[slot] = tokens
+
+    def hold(self, slot: int, tokens: int) -> None:
         return None
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self._memory[:] = np.nan
-        self.lengths = [self.lengths[row] for row in rows]
+    def hidden(self, slot: int) -> None:
+        return None
 
-    def _scores(self, ids: Sequence[int]) -> np.ndarray:
-        self._memory[:] = np.nan
-        out = np.resize(self._memory, (len(ids), self.vocab)) if len(ids) < len(self._memory) else self._memory
-        out[:] = np.linspace(-3, 0, self.vocab)  # no two alike
-        out[np.arange(len(ids)), (np.asarray(ids) + 1) % self.vocab] = 20
-        self._memory = out
-        return out
+    def close(self, slot: int) -> None:
+        self.lengths[slot] = 0
+
+    def nbytes(self, length: int) -> int:
+        return 0
 
 
 def test_a_runner_without_torch(tokenizer: Tokenizer) -> None:
@@ -88,13 +92,13 @@ def test_a_runner_without_torch(tokenizer: Tokenizer) -> None:
     assert "".join(piece.text for index, piece in pieces if index == 1) == answers[1].text
     assert answers[0].logprobs is not None
     assert all(entry.logprob == pytest.approx(0, abs=1e-4) for entry in answers[0].logprobs), "read before it is reused"
-    assert runner.lengths == [11, 11]
+    assert sorted(runner.lengths) == sorted([7, 8, 11] * 2)
 
 
 def test_no_limit_makes_a_pass_longer_than_the_context(tokenizer: Tokenizer) -> None:
     runner = Counting(tokenizer.vocab_size, context=40)
     answers = Engine(runner, tokenizer).answer([Request(ids=(1, 2), max_tokens=2**24), Request(ids=(1,), max_tokens=1)])
-    assert runner.lengths == [40] and [len(answer.ids) for answer in answers] == [38, 1]
+    assert sorted(runner.lengths) == [2, 40] and [len(answer.ids) for answer in answers] == [38, 1]
 
 
 def test_a_torch_model_is_wrapped_and_a_runner_is_not(scripted: object, tokenizer: Tokenizer) -> None:
@@ -133,16 +137,19 @@ from orchard.generate import Engine, Request, Sampling
 
 class Same:
     config = types.SimpleNamespace(vocab=9, context=50)
-    def begin(self, prompts, *, length, held=()):
-        self.lengths = [len(p) for p in prompts]
-        self.longest = max(self.lengths)
-        self.starts = [0] * len(prompts)
+    goes_back = True
+    copies = False
+    def slots(self, count):
+        self.count, self.lengths = count, [0] * count
         return self
-    def hold(self, row, tokens): return None
-    def read(self, start, stop): pass
-    def first(self): return np.arange(9, dtype=np.float32)[None].repeat(len(self.lengths), 0)
-    def step(self, ids): return self.first()
-    def keep(self, rows): self.lengths = [self.lengths[row] for row in rows]
+    def open(self, slot, length, use=None, variant=None): return 0
+    def run(self, work):
+        for one in work: self.lengths[one.slot] += len(one.tokens)
+        return [np.arange(9, dtype=np.float32)[None].repeat(one.wanted, 0) for one in work]
+    def copy(self, source, target, tokens): return False
+    def hold(self, slot, tokens): return None
+    def close(self, slot): self.lengths[slot] = 0
+    def nbytes(self, length): return 0
 
 class Letters:
     eos_ids = frozenset()

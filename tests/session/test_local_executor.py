@@ -15,7 +15,7 @@ import pytest
 from orchard.core.errors import BadFile, UsageError
 from orchard.generate.constraint import Constraint
 from orchard.generate.engine import Engine
-from orchard.generate.protocol import Held, Use
+from orchard.generate.protocol import Held, Use, Work
 from orchard.generate.request import Sampling
 from orchard.session.errors import ExceededContextWindowSizeError
 from orchard.session.executors.local import LocalExecutor
@@ -63,31 +63,43 @@ class Limits:
         self.vocab, self.context = vocab, context
 
 
-class ScriptedPass:
-    def __init__(self, runner: ScriptedRunner, prompts: Sequence[Sequence[int]]) -> None:
+class ScriptedSlots:
+    goes_back = True
+    copies = False
+
+    def __init__(self, runner: ScriptedRunner, count: int) -> None:
         self.runner = runner
-        self.lengths = [len(prompt) for prompt in prompts]
-        self.longest = max(self.lengths)
-        self.starts = [0] * len(prompts)
+        self.count = count
+        self.lengths = [0] * count
 
-    def read(self, start: int, stop: int) -> None:
-        pass
+    def open(self, slot: int, length: int, use: Use | None = None, variant: str | None = None) -> int:
+        return 0
 
-    def first(self) -> np.ndarray:
-        return self.runner.scores(self.lengths)
+    def copy(self, source: int, target: int, tokens: int) -> bool:
+        return False
 
-    def step(self, ids: Sequence[int]) -> np.ndarray:
-        return self.extend([[one] for one in ids])
+    def run(self, work: Sequence[Work]) -> list[np.ndarray]:
+        found = []
+        for one in work:
+            self.lengths[one.slot] += len(one.tokens)
+            length = self.lengths[one.slot]
+            found.append(self.runner.scores(range(length - one.wanted + 1, length + 1)))
+        return found
 
-    def extend(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
-        self.lengths = [length + len(new) for length, new in zip(self.lengths, tokens, strict=True)]
-        return self.runner.scores(self.lengths)
+    def back(self, slot: int, tokens: int) -> None:
+        self.lengths[slot] = tokens
 
-    def hold(self, row: int, tokens: int) -> Held | None:
+    def hold(self, slot: int, tokens: int) -> Held | None:
         return None
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self.lengths = [self.lengths[row] for row in rows]
+    def hidden(self, slot: int) -> np.ndarray | None:
+        return None
+
+    def close(self, slot: int) -> None:
+        self.lengths[slot] = 0
+
+    def nbytes(self, length: int) -> int:
+        return 0
 
 
 class ScriptedRunner:
@@ -98,8 +110,8 @@ class ScriptedRunner:
         self.says = [*tokenizer.encode_piece(says, first=False), tokenizer.eos_id]
         self.began = 0
 
-    def begin(self, prompts: Sequence[Sequence[int]], *, length: int, held: Sequence[Use | None] = ()) -> ScriptedPass:
-        return ScriptedPass(self, prompts)
+    def slots(self, count: int) -> ScriptedSlots:
+        return ScriptedSlots(self, count)
 
     def scores(self, lengths: Sequence[int]) -> np.ndarray:
         rows = np.zeros((len(lengths), self.config.vocab), np.float32)

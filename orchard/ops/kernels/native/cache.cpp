@@ -2,6 +2,8 @@
 #include <cstring>
 #include <initializer_list>
 #include <new>
+#include <system_error>
+#include <thread>
 
 #if !defined(_WIN32)
 #include <sys/mman.h>
@@ -37,42 +39,187 @@ Block& Block::operator=(Block&& other) noexcept {
     return *this;
 }
 
+constexpr size_t LEAST_SPARE = 256u << 10, MOST_SPARE = 512u << 20;  // bytes of memory that is kept for later
+constexpr size_t MUCH = 4u << 20;
+
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
-Cache::Cache(const Plan& plan, int sequences, int length, int chunk) : plan_(plan), length_(length) {
+constexpr int FIRST_TOKENS = 512;  // memory of a sequence begins with so many tokens
+constexpr int MORE_TOKENS = 64;    // there is room for so many more than there are, if they are allowed
+
+static size_t element_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1; }
+
+// Never just enough: what has its prompt will go on, and so will those that begin alike.
+static int with_room(int tokens) {
+    int room = FIRST_TOKENS;
+    tokens += MORE_TOKENS;
+    while (room < tokens && room < 1 << 30) room *= 2;
+    return room > tokens ? room : tokens;
+}
+
+Cache::Cache(const Plan& plan, int sequences, int length, int chunk) : plan_(plan), chunk_(chunk), sequences_(sequences) {
+    for (int sequence = 0; length && sequence < sequences; sequence++) {
+        open(sequence, length);
+        take_memory(sequence, length);
+    }
+}
+
+void Cache::open(int sequence, int length) {
+    sequences_[sequence] = Sequence();
+    sequences_[sequence].length = length;
+    if (length > longest_) longest_ = length;
+}
+
+void Cache::release(int sequence) {
+    spare(std::move(sequences_[sequence].memory));
+    sequences_[sequence] = Sequence();
+    longest_ = 0;
+    for (const Sequence& other : sequences_) longest_ = other.length > longest_ ? other.length : longest_;
+}
+
+void Cache::spare(Block memory) {
+    if (memory.bytes() < LEAST_SPARE || spare_bytes_ + memory.bytes() > MOST_SPARE) return;
+#if defined(MADV_FREE)
+    madvise(memory.as<void>(), memory.bytes(), MADV_FREE);
+#endif
+    spare_bytes_ += memory.bytes();
+    spare_.push_back(std::move(memory));
+}
+
+Block Cache::some_memory(size_t bytes) {
+    for (size_t at = spare_.size(); at-- > 0;)
+        if (spare_[at].bytes() >= bytes && spare_[at].bytes() <= 2 * bytes) {
+            Block found = std::move(spare_[at]);
+            spare_.erase(spare_.begin() + (long)at);
+            spare_bytes_ -= found.bytes();
+            return found;
+        }
+    return Block(bytes);
+}
+
+// Where everything lies in the memory of a sequence of so many tokens; answers how many bytes that is.
+size_t Cache::arrange(int tokens, std::vector<Place>& places) const {
     size_t total = 0;
     auto take = [&](size_t bytes) {
         size_t at = total;
         total += aligned(bytes);
         return at;
     };
-    for (const StoreSpec& spec : plan.stores) {
+    places.clear();
+    for (const StoreSpec& spec : plan_.stores) {
         Place place;
         // A ring has room for a whole chunk more than it promises: no token of a chunk then needs a slot that a later one takes.
-        int ring = spec.keep + spec.sinks + chunk;
-        place.capacity = round_up(spec.keep && ring < length ? ring : length, 32);
+        int ring = spec.keep + spec.sinks + chunk_;
+        place.capacity = round_up(spec.keep && ring < tokens ? ring : tokens, 32);
         place.width = round_up(spec.dim, 32);
         size_t scales = spec.codec == Codec::INT8 ? (size_t)spec.heads * place.capacity * 4 : 0;
-        size_t bytes = (size_t)spec.heads * place.capacity * place.width *
-                       (spec.codec == Codec::F32 ? 4 : spec.codec == Codec::BF16 ? 2 : 1);
+        size_t bytes = (size_t)spec.heads * place.capacity * place.width * element_bytes(spec.codec);
         place.k = take(bytes), place.v = take(bytes);
         place.k_scale = take(scales), place.v_scale = take(scales);
         place.positions = take(spec.keep ? (size_t)place.capacity * 4 : 0);
-        places_.push_back(place);
+        places.push_back(place);
     }
-    for (int sequence = 0; sequence < sequences; sequence++) {
-        memory_.emplace_back(total ? total : 64);
-        for (size_t store = 0; store < places_.size(); store++)
-            if (int32_t* positions = this->positions((int)store, sequence))
-                for (int slot = 0; slot < places_[store].capacity; slot++) positions[slot] = -1;
+    return total ? total : 64;
+}
+
+size_t Cache::memory(int tokens) const {
+    std::vector<Place> places;
+    return arrange(with_room(tokens), places);
+}
+
+size_t Cache::memory() const {
+    size_t total = 0;
+    for (const Sequence& sequence : sequences_) total += sequence.memory.bytes();
+    return total;
+}
+
+void Cache::take_memory(int sequence, int tokens) {
+    Sequence fresh, &old = sequences_[sequence];
+    fresh.memory = some_memory(arrange(tokens, fresh.places));
+    fresh.length = old.length, fresh.capacity = tokens;
+    for (size_t store = 0; store < plan_.stores.size(); store++)
+        if (plan_.stores[store].keep) {
+            const Place& place = fresh.places[store];
+            int32_t* positions = reinterpret_cast<int32_t*>(fresh.memory.as<uint8_t>() + place.positions);
+            for (int slot = 0; slot < place.capacity; slot++) positions[slot] = -1;
+        }
+    if (old.capacity) copy_slots(old, fresh, old.capacity);
+    spare(std::move(old.memory));
+    old = std::move(fresh);
+}
+
+void Cache::grow(int sequence, int tokens) {
+    const int room = with_room(tokens), length = sequences_[sequence].length;
+    take_memory(sequence, room < length ? room : length);
+}
+
+// All slots that hold the first tokens, and of a ring all slots: up to its own size a ring has every position in the slot of
+// that number, so it can grow until then.
+void Cache::copy_store(int number, const Sequence& from, Sequence& to, int tokens) const {
+    const StoreSpec& spec = plan_.stores[number];
+    const Place &source = from.places[number], &target = to.places[number];
+    size_t slots = round_up(tokens, 32);
+    if (slots > (size_t)source.capacity) slots = source.capacity;
+    if (slots > (size_t)target.capacity) slots = target.capacity;
+    const uint8_t* read = from.memory.as<uint8_t>();
+    uint8_t* write = to.memory.as<uint8_t>();
+    auto all_heads = [&](size_t source_at, size_t target_at, size_t slot_bytes) {
+        for (int head = 0; head < spec.heads; head++)
+            std::memcpy(write + target_at + head * target.capacity * slot_bytes, read + source_at + head * source.capacity * slot_bytes,
+                        slots * slot_bytes);
+    };
+    const size_t slot_bytes = source.width * element_bytes(spec.codec);
+    all_heads(source.k, target.k, slot_bytes), all_heads(source.v, target.v, slot_bytes);
+    if (spec.codec == Codec::INT8) all_heads(source.k_scale, target.k_scale, 4), all_heads(source.v_scale, target.v_scale, 4);
+    if (spec.keep) std::memcpy(write + target.positions, read + source.positions, slots * 4);
+}
+
+// Much of it is copied by two threads: one alone does not use all of the memory's bandwidth, nor take pages quickly.
+void Cache::copy_slots(const Sequence& from, Sequence& to, int tokens) const {
+    const int count = (int)from.places.size(), half = count / 2;
+    auto some = [&](int first, int last) {
+        for (int number = first; number < last; number++) copy_store(number, from, to, tokens);
+    };
+    if (to.memory.bytes() < MUCH || half == 0) return some(0, count);
+    std::thread helper;
+    try {
+        helper = std::thread(some, 0, half);
+    } catch (const std::system_error&) {  // no thread to be had
+        some(0, half);
     }
+    some(half, count);
+    if (helper.joinable()) helper.join();
+}
+
+bool Cache::copy(int source, int target, int tokens) {
+    const Sequence& from = sequences_[source];
+    if (tokens > from.capacity || tokens >= sequences_[target].length) return false;
+    for (size_t store = 0; store < plan_.stores.size(); store++)  // the positions that a later token may look at
+        if (const int32_t* table = positions((int)store, source)) {
+            const StoreSpec& spec = plan_.stores[store];
+            for (int position = 0; position < tokens; position++)
+                if ((position < spec.sinks || position >= tokens - spec.keep) && table[slot((int)store, source, position)] != position)
+                    return false;
+        }
+    bool rings = false;
+    for (const StoreSpec& spec : plan_.stores) rings = rings || spec.keep;
+    reserve(target, tokens);
+    Sequence& to = sequences_[target];
+    if (!rings) {
+        copy_slots(from, to, tokens);
+        return true;
+    }
+    std::vector<uint8_t> between(bytes(tokens));
+    take(source, tokens, between.data());
+    put(target, tokens, tokens, between.data());
+    return true;
 }
 
 Store Cache::view(int store, int sequence) const {
     const StoreSpec& spec = plan_.stores[store];
-    const Place& place = places_[store];
-    uint8_t* base = memory_[sequence].as<uint8_t>();
+    const Place& place = sequences_[sequence].places[store];
+    uint8_t* base = sequences_[sequence].memory.as<uint8_t>();
     Store view;
     view.codec = spec.codec;
     view.heads = spec.heads, view.dim = spec.dim, view.width = place.width, view.capacity = place.capacity;
@@ -82,27 +229,30 @@ Store Cache::view(int store, int sequence) const {
     return view;
 }
 
-int Cache::slot(int store, int position) const {
+int Cache::slot_of(int store, const Place& place, int position) const {
     const StoreSpec& spec = plan_.stores[store];
     if (!spec.keep || position < spec.sinks) return position;
-    return spec.sinks + (position - spec.sinks) % (places_[store].capacity - spec.sinks);
+    return spec.sinks + (position - spec.sinks) % (place.capacity - spec.sinks);
 }
+
+int Cache::slot(int store, int sequence, int position) const { return slot_of(store, sequences_[sequence].places[store], position); }
 
 int32_t* Cache::positions(int store, int sequence) const {
     if (!plan_.stores[store].keep) return nullptr;
-    return reinterpret_cast<int32_t*>(memory_[sequence].as<uint8_t>() + places_[store].positions);
+    const Sequence& found = sequences_[sequence];
+    return reinterpret_cast<int32_t*>(found.memory.as<uint8_t>() + found.places[store].positions);
 }
 
 // Calls visit(inside, offset, bytes) for the runs of bytes in a sequence's memory that hold its first `tokens` tokens, and where
 // each begins in a copy of `held` tokens. Slots of a store that keeps everything are copied in whole blocks of 32.
 template <class Visit>
-void Cache::pieces(int sequence, int tokens, int held, const Visit& visit) const {
+void Cache::pieces(const Sequence& sequence, int tokens, int held, const Visit& visit) const {
     size_t at = 0;
-    uint8_t* base = memory_[sequence].as<uint8_t>();
-    for (size_t number = 0; number < places_.size(); number++) {
+    uint8_t* base = sequence.memory.as<uint8_t>();
+    for (size_t number = 0; number < plan_.stores.size(); number++) {
         const StoreSpec& spec = plan_.stores[number];
-        const Place& place = places_[number];
-        const size_t element = spec.codec == Codec::F32 ? 4 : spec.codec == Codec::BF16 ? 2 : 1, slot_bytes = place.width * element;
+        const Place& place = sequence.places[number];
+        const size_t element = element_bytes(spec.codec), slot_bytes = place.width * element;
         if (!spec.keep) {
             const size_t used = round_up(tokens, 32), kept = round_up(held, 32), head_bytes = (size_t)place.capacity * slot_bytes;
             for (size_t array : {place.k, place.v})
@@ -118,7 +268,7 @@ void Cache::pieces(int sequence, int tokens, int held, const Visit& visit) const
         // pairs of channels apart (float32: channels), values of a pair of slots likewise.
         for (int position = 0; position < tokens; position++) {
             if (position >= spec.sinks && position < tokens - spec.keep) continue;
-            const int slot = this->slot((int)number, position);
+            const int slot = slot_of((int)number, place, position);
             for (int head = 0; head < spec.heads; head++) {
                 const size_t start = (size_t)head * place.capacity * slot_bytes;
                 const bool wide = spec.codec == Codec::F32;
@@ -144,21 +294,24 @@ void Cache::pieces(int sequence, int tokens, int held, const Visit& visit) const
 
 size_t Cache::bytes(int tokens) const {
     size_t total = 0;
-    pieces(0, tokens, tokens, [&](uint8_t*, size_t at, size_t bytes) { total = at + bytes; });
+    Sequence imagined;  // only its places count
+    arrange(tokens, imagined.places);
+    pieces(imagined, tokens, tokens, [&](uint8_t*, size_t at, size_t bytes) { total = at + bytes; });
     return total;
 }
 
 void Cache::take(int sequence, int tokens, uint8_t* to) const {
-    pieces(sequence, tokens, tokens, [&](uint8_t* inside, size_t at, size_t bytes) { std::memcpy(to + at, inside, bytes); });
+    pieces(sequences_[sequence], tokens, tokens, [&](uint8_t* inside, size_t at, size_t bytes) { std::memcpy(to + at, inside, bytes); });
 }
 
 void Cache::put(int sequence, int tokens, int held, const uint8_t* from) {
-    pieces(sequence, tokens, held, [&](uint8_t* inside, size_t at, size_t bytes) { std::memcpy(inside, from + at, bytes); });
-    for (size_t store = 0; store < places_.size(); store++)
+    reserve(sequence, tokens);
+    pieces(sequences_[sequence], tokens, held, [&](uint8_t* inside, size_t at, size_t bytes) { std::memcpy(inside, from + at, bytes); });
+    for (size_t store = 0; store < plan_.stores.size(); store++)
         if (int32_t* table = positions((int)store, sequence)) {
             const StoreSpec& spec = plan_.stores[store];
             for (int position = 0; position < tokens; position++)
-                if (position < spec.sinks || position >= tokens - spec.keep) table[slot((int)store, position)] = position;
+                if (position < spec.sinks || position >= tokens - spec.keep) table[slot((int)store, sequence, position)] = position;
         }
 }
 

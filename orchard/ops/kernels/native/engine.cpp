@@ -101,16 +101,21 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
     for (int row = 0; row < count; row++) {
         if (tokens[row] < 0 || tokens[row] >= plan_.vocab) return BAD_TOKEN;
         if (sequences[row] < 0 || sequences[row] >= cache.sequences() || !cache.alive(sequences[row])) return BAD_SEQUENCE;
-        if (positions[row] < 0 || positions[row] >= cache.length()) return BAD_POSITION;
+        if (positions[row] < 0 || positions[row] >= cache.length(sequences[row])) return BAD_POSITION;
     }
     for (int i = 0; i < wanted_count; i++)
         if (wanted[i] < (i ? wanted[i - 1] + 1 : 0) || wanted[i] >= count) return BAD_POSITION;
     try {
+        int largest = sequences[0];  // the one with the most slots
+        for (int row = 0; row < count; row++) {
+            cache.reserve(sequences[row], positions[row] + 1);
+            if (cache.capacity(sequences[row]) > cache.capacity(largest)) largest = sequences[row];
+        }
         reserve(prompt && count < 32 ? 32 : count);
         for (Scratch& scratch : scratch_)
             for (const Step& step : plan_.steps)
                 if (step.kind == StepKind::Attend) {
-                    Store store = cache.view(step.store, sequences[0]);
+                    Store store = cache.view(step.store, largest);
                     int shared_heads = step.heads / step.kv_heads, group = shared_heads < MAX_GROUP ? shared_heads : MAX_GROUP;
                     scratch.attention.reserve(attention_->scratch_bytes(store, PART, group));
                     if (attention_->many) scratch.attention.reserve(attention_->many_scratch_bytes(store, group));
@@ -124,7 +129,7 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
             find_runs();
             for (size_t store = 0; store < plan_.stores.size(); store++)
                 for (int row = 0; row < count; row++)
-                    if (int32_t* table = cache.positions((int)store, sequences[row])) table[cache.slot((int)store, positions[row])] = positions[row];
+                    if (int32_t* table = cache.positions((int)store, sequences[row])) table[cache.slot((int)store, sequences[row], positions[row])] = positions[row];
         } else if (!narrowed_) {
             rows_ = {count, sequences, positions};
         }

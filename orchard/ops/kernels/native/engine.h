@@ -92,18 +92,35 @@ struct Plan {
 // Reads a plan from the words that orchard/ops/kernels/native/program.py writes. The Python side has checked it.
 Plan read_plan(const int64_t* words);
 
-// The stores of one run over several sequences.
+// The stores of some sequences that come and go. Each has a length of its own that it may grow to, and memory for the tokens it
+// has, which at least doubles when it runs out.
 class Cache {
   public:
+    // With a `length`, all sequences are there at once, with memory for so many tokens each; with 0, none is there yet.
     Cache(const Plan& plan, int sequences, int length, int chunk);
+    // A sequence of up to `length` tokens, empty. Memory comes with its tokens.
+    void open(int sequence, int length);
+    // Room for so many tokens; what is there stays.
+    void reserve(int sequence, int tokens) {
+        if (tokens > sequences_[sequence].capacity) grow(sequence, tokens);
+    }
+    // The first tokens of another sequence, into one that has fewer. False where the other one's rings no longer hold all of them.
+    bool copy(int source, int target, int tokens);
     Store view(int store, int sequence) const;
     // The slot of a position, and the table of positions per slot (null: slot = position).
-    int slot(int store, int position) const;
+    int slot(int store, int sequence, int position) const;
     int32_t* positions(int store, int sequence) const;
-    int length() const { return length_; }
-    int sequences() const { return (int)memory_.size(); }
-    void release(int sequence) { memory_[sequence] = Block(); }
-    bool alive(int sequence) const { return memory_[sequence].bytes() > 0; }
+    int length() const { return longest_; }  // of the longest sequence
+    int length(int sequence) const { return sequences_[sequence].length; }
+    int capacity(int sequence) const { return sequences_[sequence].capacity; }
+    int sequences() const { return (int)sequences_.size(); }
+    // Gives a sequence's memory back. Some is kept for the next ones, which then need not wait for fresh pages; the system may take
+    // its pages meanwhile. Attention never looks at slots that hold nothing yet, so what lies there does not matter.
+    void release(int sequence);
+    bool alive(int sequence) const { return sequences_[sequence].length > 0; }
+    // Memory of a sequence that has so many tokens, as long as it may grow further; and of all sequences now.
+    size_t memory(int tokens) const;
+    size_t memory() const;
 
     // What a sequence's stores hold of its first `tokens` tokens, as one run of bytes: all slots, or of a ring those that a token
     // after them may still see. `put` takes what `take` gave for `held` tokens of the same plan and uses the first `tokens` of
@@ -117,13 +134,27 @@ class Cache {
         int capacity, width;
         size_t k, v, k_scale, v_scale, positions;  // offsets in a sequence's memory
     };
+    struct Sequence {
+        int length = 0, capacity = 0;  // tokens: the most there may be, and what there is memory for
+        std::vector<Place> places;
+        Block memory;
+    };
+    size_t arrange(int tokens, std::vector<Place>& places) const;
+    void grow(int sequence, int tokens);
+    void take_memory(int sequence, int tokens);
+    void copy_slots(const Sequence& from, Sequence& to, int tokens) const;
+    void copy_store(int number, const Sequence& from, Sequence& to, int tokens) const;
+    Block some_memory(size_t bytes);
+    void spare(Block memory);
+    int slot_of(int store, const Place& place, int position) const;
     template <class Visit>
-    void pieces(int sequence, int tokens, int held, const Visit& visit) const;
+    void pieces(const Sequence& sequence, int tokens, int held, const Visit& visit) const;
 
     const Plan& plan_;
-    int length_;
-    std::vector<Place> places_;
-    std::vector<Block> memory_;  // one per sequence
+    int chunk_, longest_ = 0;
+    std::vector<Sequence> sequences_;
+    std::vector<Block> spare_;
+    size_t spare_bytes_ = 0;
 };
 
 constexpr int PART = 512;  // slots of one part of attention: fixed, so that results do not depend on who computes what

@@ -28,6 +28,30 @@ EXPORT Cache* orchard_cache_new(const Engine* engine, int sequences, int length,
 
 EXPORT void orchard_cache_delete(Cache* cache) { delete cache; }
 
+// A sequence that may grow to `length` tokens, with memory for as many as it has. `reserve` takes some now: 0 where there is none.
+EXPORT void orchard_cache_open(Cache* cache, int sequence, int length) { cache->open(sequence, length); }
+
+EXPORT int orchard_cache_reserve(Cache* cache, int sequence, int tokens) {
+    try {
+        cache->reserve(sequence, tokens);
+    } catch (const std::exception&) {
+        return 0;
+    }
+    return 1;
+}
+
+// The first tokens of one sequence into another: 1 done, 0 cannot be, -1 no memory.
+EXPORT int orchard_cache_copy(Cache* cache, int source, int target, int tokens) {
+    try {
+        return cache->copy(source, target, tokens);
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+// Bytes of memory of a sequence of so many tokens; of all sequences now where `tokens` is negative.
+EXPORT size_t orchard_cache_memory(const Cache* cache, int tokens) { return tokens < 0 ? cache->memory() : cache->memory(tokens); }
+
 EXPORT void orchard_cache_release(Cache* cache, int sequence) { cache->release(sequence); }
 
 // Bytes that `tokens` tokens of a sequence take; copying them out; copying the first `tokens` of `held` into another cache.

@@ -25,6 +25,14 @@ from orchard.ops.plan.steps import ACTIVATIONS, CODECS, KINDS, Matrix, Norm, Out
 CHUNK = 512
 """The most rows of one call: it bounds memory, and rings keep this many slots more than they promise."""
 
+LONGEST = 2**31 - 64
+"""Tokens of a sequence."""
+BLOCK = 64
+"""Tokens of one piece of what `Stores.take` gives, so that sequences that begin alike can share their first pieces."""
+
+Copied = np.ndarray | tuple[np.ndarray, ...]
+"""Bytes of keys and values: one array per BLOCK tokens, or one for all where a store is a ring."""
+
 ORDER = ("embed", "linear", "gated", "attend", "norm", "add", "clip", "experts", "narrow", "head", "torch", "gate")
 """Step kinds in the order of StepKind in engine.h."""
 
@@ -42,10 +50,20 @@ def _calls() -> ctypes.CDLL:
     found.orchard_cache_new.restype, found.orchard_cache_new.argtypes = handle, [handle, number, number, number]
     found.orchard_cache_delete.restype, found.orchard_cache_delete.argtypes = None, [handle]
     found.orchard_cache_release.restype, found.orchard_cache_release.argtypes = None, [handle, number]
+    found.orchard_cache_open.restype, found.orchard_cache_open.argtypes = None, [handle, number, number]
+    found.orchard_cache_reserve.restype, found.orchard_cache_reserve.argtypes = number, [handle, number, number]
+    found.orchard_cache_copy.restype, found.orchard_cache_copy.argtypes = number, [handle, *[number] * 3]
     size = ctypes.c_size_t
+    found.orchard_cache_memory.restype, found.orchard_cache_memory.argtypes = size, [handle, number]
     found.orchard_cache_bytes.restype, found.orchard_cache_bytes.argtypes = size, [handle, number]
     found.orchard_cache_take.restype, found.orchard_cache_take.argtypes = None, [handle, number, number, pointer]
     found.orchard_cache_put.restype, found.orchard_cache_put.argtypes = None, [handle, number, number, number, pointer]
+    stretch: list[Any] = [handle, *[number] * 4, pointer]
+    found.orchard_cache_take_range.restype, found.orchard_cache_take_range.argtypes = None, stretch
+    found.orchard_cache_put_range.restype, found.orchard_cache_put_range.argtypes = (
+        None,
+        [*stretch[:-1], number, pointer],
+    )
     run: list[Any] = [
         handle,
         handle,
@@ -164,10 +182,13 @@ class Program:
 class Stores:
     """Keys and values of some sequences. Memory is taken as tokens come."""
 
-    def __init__(self, program: Program, sequences: int, length: int) -> None:
+    def __init__(self, program: Program, sequences: int, length: int = 0) -> None:
+        """`length`: what every sequence may grow to; 0: each is opened by itself (`open`)."""
         self.length = length
         self._program = program
-        if length > 2**31 - 64:
+        self._lengths = [length] * sequences
+        self._rings = any(store.keep for store in program.plan.stores)
+        if length > LONGEST:
             raise UsageError(f"no memory for sequences of {length:,} tokens", hint="ask for fewer tokens (max_tokens)")
         self.handle = program._calls.orchard_cache_new(program._engine, sequences, length, CHUNK)
         if not self.handle:
@@ -176,29 +197,75 @@ class Stores:
                 hint="ask for fewer tokens (max_tokens) or fewer requests at once",
             )
 
+    def open(self, sequence: int, length: int) -> None:
+        """An empty sequence that may grow to so many tokens, in the place of what was there."""
+        if not 0 < length <= LONGEST:
+            raise UsageError(f"no memory for sequences of {length:,} tokens", hint="ask for fewer tokens (max_tokens)")
+        self._program._calls.orchard_cache_open(self.handle, sequence, length)
+        self._lengths[sequence] = length
+        self.length = max(self._lengths)
+
     def release(self, sequence: int) -> None:
         """Give a finished sequence's memory back."""
         self._program._calls.orchard_cache_release(self.handle, sequence)
+        self._lengths[sequence] = 0
+
+    def reserve(self, sequence: int, tokens: int) -> None:
+        """Memory for so many tokens now."""
+        if not self._program._calls.orchard_cache_reserve(self.handle, sequence, tokens):
+            raise UsageError(f"no memory for {tokens:,} tokens", hint="ask for fewer tokens or fewer requests at once")
+
+    def copy(self, source: int, target: int, tokens: int) -> bool:
+        """The first tokens of one sequence into another that has fewer; False where its rings no longer hold all of them."""
+        done = self._program._calls.orchard_cache_copy(self.handle, source, target, tokens)
+        if done < 0:
+            raise UsageError(f"no memory for {tokens:,} tokens", hint="ask for fewer tokens or fewer requests at once")
+        return bool(done)
+
+    def memory(self, tokens: int = -1) -> int:
+        """Bytes of memory of a sequence that has so many tokens; without a number, of all sequences now."""
+        return int(self._program._calls.orchard_cache_memory(self.handle, tokens))
 
     def bytes(self, tokens: int) -> int:
         """What `take` gives for so many tokens."""
         return int(self._program._calls.orchard_cache_bytes(self.handle, tokens))
 
-    def take(self, sequence: int, tokens: int) -> np.ndarray:
-        """Keys and values of a sequence's first tokens, copied: bytes that `put` of any stores of this plan takes."""
-        held = np.empty(self.bytes(tokens), np.uint8)
-        self._program._calls.orchard_cache_take(self.handle, sequence, tokens, held.ctypes.data)
-        return held
+    def take(self, sequence: int, tokens: int, known: Sequence[np.ndarray] = ()) -> Copied:
+        """Keys and values of a sequence's first tokens, copied: what `put` of any stores of this plan takes. `known`: whole
+        pieces of its beginning that were copied before, and need not be again."""
+        calls = self._program._calls
+        if self._rings:
+            held = np.empty(self.bytes(tokens), np.uint8)
+            calls.orchard_cache_take(self.handle, sequence, tokens, held.ctypes.data)
+            return held
+        pieces = list(known[: tokens // BLOCK])
+        for first in range(len(pieces) * BLOCK, tokens, BLOCK):
+            count = min(BLOCK, tokens - first)
+            pieces.append(np.empty(self.bytes(count), np.uint8))
+            stores = len(self._program.plan.stores)
+            calls.orchard_cache_take_range(self.handle, stores, sequence, first, count, pieces[-1].ctypes.data)
+        return tuple(pieces)
 
-    def put(self, sequence: int, tokens: int, held: np.ndarray, held_tokens: int) -> None:
+    def put(self, sequence: int, tokens: int, held: Copied, held_tokens: int) -> None:
         """Fill an empty sequence with the first `tokens` of what `take` gave for `held_tokens`."""
-        calls, plan = self._program._calls, self._program.plan
-        rings = any(store.keep for store in plan.stores)
-        if not 0 < tokens <= held_tokens or tokens >= self.length or (rings and tokens != held_tokens):
-            raise ValueError(f"{tokens} of {held_tokens} held tokens do not fit stores of {self.length}")
-        if held.dtype != np.uint8 or held.nbytes != self.bytes(held_tokens):
-            raise ValueError(f"{held.nbytes:,} bytes are not keys and values of {held_tokens} tokens of this plan")
-        calls.orchard_cache_put(self.handle, sequence, tokens, held_tokens, np.ascontiguousarray(held).ctypes.data)
+        length = self._lengths[sequence]
+        if not 0 < tokens <= held_tokens or tokens >= length or (self._rings and tokens != held_tokens):
+            raise ValueError(f"{tokens} of {held_tokens} held tokens do not fit stores of {length}")
+        pieces = (held,) if isinstance(held, np.ndarray) else held
+        counts = [held_tokens] if self._rings else [min(BLOCK, held_tokens - at) for at in range(0, held_tokens, BLOCK)]
+        sizes = [self.bytes(count) for count in counts]
+        if [piece.nbytes for piece in pieces] != sizes or any(piece.dtype != np.uint8 for piece in pieces):
+            size = sum(piece.nbytes for piece in pieces)
+            raise ValueError(f"{size:,} bytes are not keys and values of {held_tokens} tokens of this plan")
+        calls, stores = self._program._calls, len(self._program.plan.stores)
+        self.reserve(sequence, tokens)
+        for number, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
+            raw, first = np.ascontiguousarray(piece), number * BLOCK
+            if self._rings:
+                calls.orchard_cache_put(self.handle, sequence, tokens, held_tokens, raw.ctypes.data)
+            elif first < tokens:
+                used = min(count, tokens - first)
+                calls.orchard_cache_put_range(self.handle, stores, sequence, first, used, count, raw.ctypes.data)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

@@ -43,7 +43,7 @@ void Walk::keep(const Step& step, int row, int head) {
     float* k = buffer(step.k) + (size_t)row * width(step.k) + head * step.dim;
     const float* v = buffer(step.v) + (size_t)row * width(step.v) + head * step.dim;
     turn(step, k, row, step.k_norm);
-    engine.attention_->put(engine.cache_->view(step.store, sequence), head, engine.cache_->slot(step.store, position), k, v);
+    engine.attention_->put(engine.cache_->view(step.store, sequence), head, engine.cache_->slot(step.store, sequence, position), k, v);
 }
 
 void Walk::attend(const Step& step) {
@@ -101,7 +101,7 @@ void Walk::attend_row(const Step& step, int row, int head, int first_part, int l
     const Store store = engine.cache_->view(step.store, sequence);
     const Span span = slots_of(store, spec, step, position);
     const int parts = parts_of(span), shared_heads = step.heads / step.kv_heads, dim = step.dim;
-    const int newest = engine.cache_->slot(step.store, position), base = span.first / PART;
+    const int newest = engine.cache_->slot(step.store, sequence, position), base = span.first / PART;
 
     float* queries = scratch.query.as<float>();
     std::memcpy(queries, buffer(step.src) + (size_t)row * width(step.src) + (size_t)head * shared_heads * dim,
