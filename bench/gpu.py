@@ -1,0 +1,379 @@
+"""Decoding on one GPU beside transformers: one sequence and 256 of them, weights in bfloat16 and in 4 bits.
+
+Two shapes with random weights, the same in both programs: SmolLM2's (135M) and one of a billion. transformers runs `generate`
+in bfloat16 with a static cache, which compiles its forward pass into CUDA graphs by itself; ours runs `CudaSlots.greedy`. Both
+choose greedily, in one process, by turns. The time counted is that from the first new token to the last, so that reading the
+prompt and compiling are left out. The share of bandwidth is the bytes of weights and of keys and values that a step must read,
+over its time, beside what a large copy and a large sum reach on this device.
+
+Before anything is timed, scores of both are compared on the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchard.bench.shapes import Shape, random_plan
+from orchard.core.report import Bound, Claim, Report, Value
+from orchard.generate.cuda.runner import CudaRunner
+from orchard.generate.protocol import Work
+from orchard.ops.kernels.triton.weights import Weight, dense, rounded
+from orchard.ops.plan import steps
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "results" / "bench" / "gpu.json"
+SHAPES = {
+    "135M": Shape(layers=30, width=576, hidden=1536, heads=9, kv_heads=3, head=64, context=2048),
+    "1B": Shape(context=2048),
+}
+KINDS = ("bf16", "q4")
+PROMPT = 64
+PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def claims() -> list[Claim]:
+    found = []
+    for shape in SHAPES:
+        for kind in KINDS:
+            for batch, least in ((1, 3.0), (256, 2.0)):
+                name = f"{shape} {kind} batch {batch}"
+                words = f"{name}: at least {least:g} × the tokens per second of transformers"
+                found.append(Claim(name, words, f"{name} ratio", Bound(">=", least)))
+    words = "1B bf16 batch 1: at least half of the measured bandwidth"
+    return [*found, Claim("bandwidth", words, "1B bf16 batch 1 share", Bound(">=", 0.5))]
+
+
+# The two programs -------------------------------------------------------------------------------------------------------
+
+
+def peer(shape: Shape) -> Any:
+    """A Llama of transformers with random weights, in bfloat16 on the device."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.width,
+        intermediate_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head,
+        max_position_embeddings=shape.context,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model: Any = LlamaForCausalLM(config)
+    return model.to(dtype=torch.bfloat16).eval()
+
+
+def ours(shape: Shape, kind: str, model: Any) -> CudaRunner:
+    """The same weights behind a plan of that kind."""
+    plan = random_plan(shape, "q4")
+    plan = replace(plan, steps=[with_kind(step, kind) for step in plan.steps])
+    named = {"table": model.model.embed_tokens.weight}
+    for layer, block in enumerate(model.model.layers):
+        for name, path in PARTS.items():
+            named[f"{layer}.{name}"] = block.get_submodule(path).weight
+    made: dict[str, Weight] = {}
+    for name, tensor in named.items():
+        values = tensor.detach()
+        made[name] = dense(values, "bf16") if kind == "bf16" else rounded(values, kind, 64)
+    return CudaRunner(plan, weights=made)
+
+
+def with_kind(step: steps.Step, kind: str) -> steps.Step:
+    """A step whose matrices are of that kind."""
+
+    def of(matrix: steps.Matrix) -> steps.Matrix:
+        return replace(matrix, kind=kind, group=1 if kind == "bf16" else 64)
+
+    if isinstance(step, steps.Linear):
+        return replace(step, outputs=tuple(replace(output, matrix=of(output.matrix)) for output in step.outputs))
+    if isinstance(step, steps.Gated):
+        return replace(step, gate=of(step.gate), up=of(step.up))
+    if isinstance(step, steps.Embed | steps.Head):
+        return replace(step, matrix=of(step.matrix))
+    return step
+
+
+# Times ------------------------------------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A stopping criterion that stops nothing and notes when it was asked: once for every new token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
+
+def peer_seconds(model: Any, prompts: torch.Tensor, tokens: int, **options: Any) -> float:
+    """Seconds of a step of `generate`."""
+    ticks = Ticks()
+    with torch.inference_mode():
+        model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            stopping_criteria=[ticks],
+            **options,
+        )
+    torch.cuda.synchronize()
+    end = time.perf_counter()
+    assert len(ticks.times) == tokens, f"{len(ticks.times)} tokens instead of {tokens}"
+    return (end - ticks.times[0]) / (tokens - 1)
+
+
+def our_seconds(slots: Any, prompts: torch.Tensor, tokens: int, *, scores: bool = False, burst: int = 1) -> float:
+    """Seconds of a step: tokens chosen on the device, or (`scores`) by numpy from scores on the CPU; `burst`: so many of each
+    sequence in one go."""
+    batch = prompts.tolist()
+    for slot, prompt in enumerate(batch):
+        slots.open(slot, len(prompt) + tokens)
+    works = [Work(slot, prompt, 1, True) for slot, prompt in enumerate(batch)]
+    best = [token for at in range(0, len(works), 8) for token in slots.greedy(works[at : at + 8])]
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    steps_done = 0
+    while steps_done + burst < tokens:
+        works = [Work(slot, [token], 1) for slot, token in enumerate(best)]
+        if burst > 1:
+            best = [chosen[-1] for chosen in slots.greedy_many(works, burst)]
+        else:
+            best = [int(rows[-1].argmax()) for rows in slots.run(works)] if scores else slots.greedy(works)
+        steps_done += burst
+    torch.cuda.synchronize()
+    taken = time.perf_counter() - begun
+    for slot in range(len(batch)):
+        slots.close(slot)
+    return taken / steps_done
+
+
+def bandwidth() -> dict[str, float]:
+    """Bytes per second of a large copy (read and written) and of a large sum (read)."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.float32)
+    target = torch.empty_like(source)
+    return {
+        "copy": 2 * source.nbytes / device_seconds(lambda: target.copy_(source)),
+        "sum": source.nbytes / device_seconds(lambda: source.sum()),
+    }
+
+
+def device_seconds(run: Callable[[], Any], times: int = 10) -> float:
+    for _ in range(3):
+        run()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)) / 1e3
+
+
+def compare(runner: CudaRunner, model: Any) -> dict[str, float]:
+    """How far scores are from those in float32, of tokens that are read as a prompt, one by one, and eight at once; and how
+    far those of transformers are."""
+    ids = torch.randint(0, runner.plan.vocab, (2, 150), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    exact = copy.deepcopy(model).float()
+    with torch.inference_mode():
+        wanted, theirs = (one(ids).logits[:, -8:].float().cpu().numpy() for one in (exact, model))
+    del exact
+    slots = runner.slots(4, kv_bytes=1 << 28)
+    for slot in range(3):
+        slots.open(slot, 160)
+    rows = ids.tolist()
+    read = slots.run([Work(slot, row, 8, True) for slot, row in enumerate(rows)])
+    errors = {"prompt": distance(np.stack(read), wanted)}
+    slots.run([Work(2, rows[0][:142], 0, True)])
+    steps_of = [slots.run([Work(2, [token], 1)])[0][0].copy() for token in rows[0][142:]]
+    errors["one by one"] = distance(np.stack(steps_of), wanted[0])
+    slots.back(0, 142)
+    slots.back(1, 142)
+    together = slots.run([Work(slot, row[142:], 8) for slot, row in enumerate(rows)])
+    errors["eight at once"] = distance(np.stack(together), wanted)
+    errors["transformers"] = distance(theirs, wanted)
+    return errors
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+# The whole --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    """Seconds of a step, by round, of each program in one case."""
+
+    rounds: dict[str, list[float]]
+
+    def rate(self, name: str, batch: int) -> list[float]:
+        return [batch / seconds for seconds in self.rounds[name]]
+
+
+def measure(
+    shape_name: str,
+    batches: Sequence[int],
+    rounds: int,
+    tokens: dict[int, int],
+    values: dict[str, Any],
+    peers: bool,
+    save: Callable[[], Any],
+) -> None:
+    """All cases of a shape; `save` is called after each, because compiling a peer takes long enough to be interrupted."""
+    shape = SHAPES[shape_name]
+    model = peer(shape)
+    runners = {kind: ours(shape, kind, model) for kind in KINDS}
+    for kind, runner in runners.items():
+        if kind == "bf16":
+            for name, error in compare(runner, model).items():
+                say(f"{shape_name} {kind} {name}: scores are {error:.2e} from those in float32")
+                values[f"{shape_name} {kind} difference, {name}"] = Value(
+                    error, note="relative, to transformers in float32"
+                )
+                assert error < 0.05, "this is not the same computation"
+    for batch in batches:
+        prompts = torch.randint(0, shape.vocab, (batch, PROMPT), device="cuda")
+        count = tokens[batch]
+        found = Measured({name: [] for name in (*KINDS, "transformers")})
+        slots = {
+            kind: runner.slots(batch, kv_bytes=batch * (PROMPT + count + 64) * shape.kv_bytes)
+            for kind, runner in runners.items()
+        }
+        for kind in runners:
+            our_seconds(slots[kind], prompts, count)
+        options = {"cache_implementation": "static"}
+        if peers:
+            begun = time.perf_counter()
+            for _ in range(2):  # the first compiles, the second records
+                peer_seconds(model, prompts, count, **options)
+            say(f"{shape_name} batch {batch}: transformers was ready after {time.perf_counter() - begun:.0f} s")
+        for _ in range(rounds):
+            for kind in runners:
+                found.rounds[kind].append(our_seconds(slots[kind], prompts, count))
+            if peers:
+                found.rounds["transformers"].append(peer_seconds(model, prompts, count, **options))
+        record(shape_name, shape, batch, count, runners, found, values)
+        for kind in runners:
+            for words, how in (("scores on the CPU", {"scores": True}), ("eight at a time", {"burst": 8})):
+                rates = [batch / our_seconds(slots[kind], prompts, count, **how) for _ in range(rounds + 1)][1:]
+                rate = Value(statistics.median(rates), unit="tokens/s", low=min(rates), high=max(rates))
+                values[f"{shape_name} {kind} batch {batch}, {words}"] = rate
+                say(f"{shape_name} {kind} batch {batch}, {words}: {rate.value:,.0f} tokens/s")
+        save()
+    del model, runners
+    torch.cuda.empty_cache()
+
+
+def record(
+    shape_name: str,
+    shape: Shape,
+    batch: int,
+    count: int,
+    runners: dict[str, CudaRunner],
+    found: Measured,
+    values: dict[str, Any],
+) -> None:
+    best = max(values[f"bandwidth, {way}"].value for way in ("copy", "sum")) * 1e12
+    for name in found.rounds:
+        if not found.rounds[name]:
+            continue
+        rates = found.rate(name, batch)
+        rate = statistics.median(rates)
+        values[f"{shape_name} {name} batch {batch}"] = Value(rate, unit="tokens/s", low=min(rates), high=max(rates))
+        line = f"{shape_name} {name} batch {batch}: {rate:,.0f} tokens/s ({1e3 * batch / rate:.3f} ms a step)"
+        if name in runners:
+            kept = batch * (PROMPT + count / 2) * shape.kv_bytes
+            share = (runners[name].program(None).weight_bytes + kept) * rate / batch / best
+            values[f"{shape_name} {name} batch {batch} share"] = Value(share, note="of the measured bandwidth")
+            line += f", {share:.0%} of bandwidth"
+            if found.rounds["transformers"]:
+                pairs = [b / a for a, b in zip(found.rounds[name], found.rounds["transformers"], strict=True)]
+                ratio = Value(statistics.median(pairs), low=min(pairs), high=max(pairs))
+                values[f"{shape_name} {name} batch {batch} ratio"] = ratio
+                line += f", {ratio.value:.2f} × transformers"
+        say(line)
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"[{time.strftime('%H:%M:%S')}] {text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 256])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--alone", action="store_true", help="without transformers' times")
+    parser.add_argument("--out", type=Path, default=TARGET, help="where the Report goes")
+    options = parser.parse_args(arguments)
+    begun = time.perf_counter()
+    values: dict[str, Any] = {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
+    say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items()))
+    tokens = {batch: 192 if batch == 1 else 96 for batch in options.batches}
+
+    def save() -> Report:
+        report = Report.record(
+            "bench",
+            "gpu",
+            values=values,
+            claims=claims(),
+            seed=0,
+            series={"device": [torch.cuda.get_device_name()], "versions": versions()},
+            wall_time=round(time.perf_counter() - begun, 3),
+        )
+        report.save(options.out)
+        return report
+
+    for shape in options.shapes:
+        measure(shape, options.batches, options.rounds, tokens, values, not options.alone, save)
+    report = save()
+    for verdict in report.claims:
+        say(f"{'passed' if verdict.passed else 'FAILED'}: {verdict.statement} ({verdict.value})")
+    return int(not report.passed)
+
+
+def versions() -> list[str]:
+    import transformers
+    import triton
+
+    return [f"torch {torch.__version__}", f"triton {triton.__version__}", f"transformers {transformers.__version__}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
