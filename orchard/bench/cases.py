@@ -10,7 +10,21 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-TOPICS = ("ttft", "prefill", "decode", "batch", "memory", "start", "busy", "linear", "shape", "quality", "families")
+TOPICS = (
+    "ttft",
+    "prefill",
+    "decode",
+    "batch",
+    "memory",
+    "start",
+    "busy",
+    "linear",
+    "shape",
+    "quality",
+    "families",
+    "many",
+    "speculation",
+)
 UNITS = {"ttft": "s", "start": "s", "memory": "bytes", "linear": "s", "bandwidth": "B/s"}  # all else: tokens per second
 PROMPT = 37
 LINEAR = (512, 1024, 2048, 4096, 8192, 16_384)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchard.bench import many, speculation
 from orchard.core.report import Bound, Claim
 
 LLAMA = "llama.cpp (its best setting)"
@@ -110,4 +111,6 @@ CLAIMS = [
         "nodes in torch",
         Bound("==", 0),
     ),
+    *many.CLAIMS,
+    *speculation.CLAIMS,
 ]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchard.bench import peers, spawn, summary
+from orchard.bench import many, peers, spawn, speculation, summary
 from orchard.bench.cases import PROMPT, TOPICS, long_context, one_sequence
 from orchard.bench.claims import CLAIMS
 from orchard.bench.facts import Facts, facts, shape_bytes, shape_facts
@@ -31,7 +31,7 @@ from orchard.weights.library import home
 
 SHAPE = Shape()
 TARGET = CHECKOUT / "results" / "bench" / "engine.json"
-_LIMITS_SECONDS, _QUALITY_SECONDS = 5.0, 60.0
+_LIMITS_SECONDS, _QUALITY_SECONDS, _MANY_SECONDS = 5.0, 60.0, 90.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Bench:
         schedule = self._schedule()
         rounds = [schedule.round(number) for number in range(self.options.rounds)]
         extra = _LIMITS_SECONDS * len(rounds) + _QUALITY_SECONDS * ("quality" in self.topics)
+        extra += _MANY_SECONDS * len({"many", "speculation"} & self.topics)
         with progress("measuring", total=schedule.seconds() + extra) as advance:
             self._prepare([job for jobs in rounds for job in jobs], advance)
             for number, jobs in enumerate(rounds):
@@ -209,6 +210,18 @@ class Bench:
             options = {"model": self.options.model, "texts": texts, "threads": self.threads}
             found = self._task("quality", options)
             self.once |= summary.quality_values(found) if found else {}
+        if "many" in self.topics:
+            advance(0, note="many requests at once")
+            rounds = 1 if self.options.quick else self.options.rounds
+            measured = self._task("many", {"model": self.options.model, "rounds": rounds, "quick": self.options.quick})
+            self.once |= many.values(measured) if measured else {}
+            advance(_MANY_SECONDS)
+        if "speculation" in self.topics:
+            advance(0, note="speculation")
+            rounds = 1 if self.options.quick else self.options.rounds
+            measured = self._task("speculation", {"model": self.options.model, "rounds": rounds})
+            self.once |= speculation.values(measured) if measured else {}
+            advance(_MANY_SECONDS)
         if "families" in self.topics:
             advance(0, note="families that lower whole")
             nodes = self._task("families", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from orchard.bench import speculation
 from orchard.bench.cases import topic_of
 from orchard.bench.peers import LLAMA, OWN, TRANSFORMERS
 from orchard.bench.summary import SHAPES
@@ -125,11 +126,20 @@ def _extra(report: Report) -> dict[str, Value]:
         "families",
         "memory",
         "busy 32 over",
+        "requests ",
+        "shared prefix",
+        "idle first",
+        "late first",
+        "first token beside",
+        "same tokens",
+        *(f"{case.name}:" for case in speculation.CASES),
+        "lookup,",
+        "speculation,",
     )
     return {
         name: value
         for name, value in report.values.items()
-        if name.startswith(shown) and (not name.startswith("memory") or name.endswith("weights and KV"))
+        if name.startswith(shown) and (not name.startswith("memory") or name.endswith(("weights and KV", "requests")))
     }
 
 

@@ -27,6 +27,19 @@ def task(name: str, options: dict) -> dict:
     if name == "quality":
         way = {"agreement": 0.995, "nats": 2e-4}
         return {"texts": options["texts"], "tokens": 500, "decode": way, "prefill": way, "lost": []}
+    if name == "many":
+        from orchard.bench.many import UNITS
+
+        rounds = {of: [2.0, 2.0] for of in (*UNITS, "same")} | {"memory": [1.0], "same": [1.0, 1.0]}
+        return {"rounds": rounds | {"requests 32": [14.0, 14.0]}, "requests": 10_000}
+    if name == "speculation":
+        from orchard.bench.speculation import CASES
+
+        plain = {"seconds": [2.0], "tokens": 90, "calls": 90, "ids": [1, 2], "steady": True, "guessed": 0, "kept": 0}
+        quick = plain | {"seconds": [1.0], "calls": 30, "guessed": 80, "kept": 60}
+        return {
+            f"{case.name}: {way}": plain if way == "none" else quick for case in CASES for way in ("none", "lookup")
+        }
     if name == "families":
         return {name: [] for name in ("gemma3", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "olmoe")}
     return {"made": True}

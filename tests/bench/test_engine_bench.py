@@ -39,6 +39,8 @@ def test_a_whole_run_tests_every_claim(run: Run) -> None:
     assert report["ttft 37 over llama.cpp"] == pytest.approx(0.5)
     assert report["linear R2"] == pytest.approx(1)
     assert report["busy 32 over quiet"] == pytest.approx(1)
+    assert report["requests 32 over one"] == pytest.approx(7) and report["shared prefix, 16 over one"] == 1
+    assert report["lookup, free text"] == 2 and report["code edit: lookup, kept"] == 0.75
     assert "flash attention on" in report.values["llama.cpp prefill 512"].note
     assert "flash attention off" in report.values["llama.cpp decode 2048"].note
     assert len(report.series["orchard decode 32"]) == 2 and len(report.series["orchard linear 16384"]) == 2

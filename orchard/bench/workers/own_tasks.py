@@ -40,7 +40,27 @@ def families(options: dict[str, Any]) -> Any:
     return nodes_in_torch()
 
 
-TASKS = {"limits": limits, "quality": quality, "folder": folder, "shape": shape, "families": families}
+def many(options: dict[str, Any]) -> Any:
+    from orchard.bench.many import measure
+
+    return measure(options["model"], rounds=options["rounds"], quick=options["quick"])
+
+
+def speculation(options: dict[str, Any]) -> Any:
+    from orchard.bench.speculation import measure
+
+    return measure(options["model"], rounds=options["rounds"])
+
+
+TASKS = {
+    "limits": limits,
+    "quality": quality,
+    "folder": folder,
+    "shape": shape,
+    "families": families,
+    "many": many,
+    "speculation": speculation,
+}
 
 
 def task(name: str, options: dict[str, Any]) -> Any:
