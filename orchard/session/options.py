@@ -115,17 +115,18 @@ for _mode in _TOOL_MODES:
 
 @frozen
 class ReasoningLevel:
-    """How long a model that can think may think: `light`, `moderate`, `deep`, or a word of the model's own."""
+    """How long a model that can think may think: `none`, `light`, `moderate`, `deep`, or a word of the model's own."""
 
     level: str
 
+    none: ClassVar[ReasoningLevel]
     light: ClassVar[ReasoningLevel]
     moderate: ClassVar[ReasoningLevel]
     deep: ClassVar[ReasoningLevel]
 
     def __post_init__(self) -> None:
         if not isinstance(self.level, str) or not self.level.strip():
-            hint = 'use "light", "moderate", "deep", or a word that the model knows'
+            hint = 'use "none", "light", "moderate", "deep", or a word that the model knows'
             raise OptionsError(f"{self.level!r} is no reasoning level", hint=hint)
 
     @classmethod
@@ -133,7 +134,7 @@ class ReasoningLevel:
         return cls(word)
 
 
-for _level in ("light", "moderate", "deep"):
+for _level in ("none", "light", "moderate", "deep"):
     setattr(ReasoningLevel, _level, ReasoningLevel(_level))
 
 

@@ -87,7 +87,7 @@ class Turn:
     adapters: tuple[str, ...] = ()
     """Names of loaded adapters, applied together."""
     reasoning: str | None = None
-    """light, moderate, deep, or a model's own word; None: as the model likes."""
+    """none, light, moderate, deep, or a model's own word; None: as the model likes."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -56,17 +56,21 @@ def chat_ids(
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The conversation as token ids, ready for the model. Equal to `apply_chat_template` of the transformers package
-    on conversations without control-token texts; with them, they stay text."""
+    """The conversation as token ids, ready for the model. `variables`: what else its template may ask for.
+
+    Equal to `apply_chat_template` of the transformers package on conversations without control-token texts; with them, they
+    stay text.
+    """
     checked = messages_from(messages)
     if tokenizer.chat_template is None:
         return tokenizer.encode(plain_prompt(checked, add_generation_prompt), bos=tokenizer.add_bos)
-    if tokenizer.frame is not None and add_generation_prompt and tools is None and _is_plain(checked):
+    if tokenizer.frame is not None and add_generation_prompt and tools is None and not variables and _is_plain(checked):
         framed = tokenizer.frame.around(checked[0].content, tokenizer.control_finder)
         if framed is not None:
             return _ids(tokenizer, framed)
-    return _ids(tokenizer, conversation_pieces(tokenizer, checked, add_generation_prompt, tools))
+    return _ids(tokenizer, conversation_pieces(tokenizer, checked, add_generation_prompt, tools, variables))
 
 
 def conversation_pieces(
@@ -74,9 +78,12 @@ def conversation_pieces(
     messages: Sequence[Message],
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[str | int]:
     """The conversation as its template renders it: texts and control-token ids, in order."""
-    return _Rendering(tokenizer, chat_variables(messages, tools, add_generation_prompt, "", "", {})).pieces()
+    return _Rendering(
+        tokenizer, chat_variables(messages, tools, add_generation_prompt, "", "", variables or {})
+    ).pieces()
 
 
 def _is_plain(messages: Sequence[Message]) -> bool:

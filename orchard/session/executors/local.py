@@ -21,6 +21,7 @@ from orchard.generate.loops import NoLoops
 from orchard.generate.request import Answer, Request
 from orchard.session.errors import ExceededContextWindowSizeError
 from orchard.session.executors.local_text import Begin, Events, Thoughts, cannot_begin
+from orchard.session.executors.thinking import template_variables, thinking_rules
 from orchard.session.tools.calls import MOST_TOKENS, calls_constraint
 from orchard.session.tools.choice import Weighed, weighed
 from orchard.session.tools.formats import ToolFormat, called, format_of
@@ -142,8 +143,10 @@ class _Reply:
             rules=(Begin(self.tokenizer, begin),) if begin and turn.constraint is not None else (),
         )
         loops = NoLoops(self.tokenizer.eos_ids if turn.constraint is None else ())
-        request = replace(request, rules=(*request.rules, loops))
-        events = Events(Thoughts(open=self._opens_thoughts(ids)))
+        opened = self._opens_thoughts(ids)
+        budget = thinking_rules(self.tokenizer, turn.reasoning, opened=opened) if turn.constraint is None else ()
+        request = replace(request, rules=(*budget, *request.rules, loops))
+        events = Events(Thoughts(open=opened))
         stream = self.engine.stream(request, cancel=self.cancel)
         with stream:
             for piece in stream:
@@ -238,7 +241,8 @@ class _Reply:
     # Both -----------------------------------------------------------------------------------------------------------
 
     def _ids(self, tools: Sequence[ToolSpec]) -> list[int]:
-        return self.format.ids(self.tokenizer, self.turn.messages, tools)
+        variables = template_variables(self.turn.reasoning)
+        return self.format.ids(self.tokenizer, self.turn.messages, tools, variables=variables)
 
     def _request(self, ids: Sequence[int]) -> Request:
         room = max(1, self.context - len(ids))

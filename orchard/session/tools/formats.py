@@ -53,14 +53,22 @@ class ToolFormat:
     native: bool
 
     def ids(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[ToolSpec], *, answer: bool = True
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        answer: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The conversation as the model reads it."""
+        """The conversation as the model reads it; `variables`: what else its template may ask for."""
         if self.native:
             told = [_for_template(tool) for tool in tools] or None
-            return chat_ids(tokenizer, _with_values(messages), tools=told, add_generation_prompt=answer)
+            return chat_ids(
+                tokenizer, _with_values(messages), tools=told, add_generation_prompt=answer, variables=variables
+            )
         shown = _told([self._message(message) for message in messages], tools) if tools else folded(messages)
-        return chat_ids(tokenizer, shown, add_generation_prompt=answer)
+        return chat_ids(tokenizer, shown, add_generation_prompt=answer, variables=variables)
 
     def call_text(self, name: str, arguments: Any) -> str:
         """One call as this format writes it."""
