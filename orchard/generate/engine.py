@@ -6,8 +6,10 @@ What a request gets depends on its own scores and seed alone, bit for bit: not o
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import ContextOverflow, OrchardError, UsageError
@@ -55,6 +57,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.prefixes = Prefixes(self.model, prefix_bytes)
         self._draft = draft
+        self._adapter: str | None = None
         self._guessing: Speculator | None = None
         self._lock = threading.Lock()
         self._slots = slots
@@ -66,6 +69,13 @@ class Engine:
             kv_bytes=kv_bytes,
             speculator=self._speculator,
         )
+
+    def variant(self, adapter: str) -> Engine:
+        """This engine as one for requests with an adapter: they share slots, steps and memory with all others."""
+        self._known(adapter, "")
+        other = copy.copy(self)
+        other._adapter = adapter
+        return other
 
     def run(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> Pieces:
         """The pieces of all answers as they come, each with the place of its request in the list.
@@ -95,6 +105,7 @@ class Engine:
     def warm(self, ids: Sequence[int], *, adapter: str | None = None) -> int:
         """Read the beginning of a prompt that is still to come; answers how many of its tokens are kept now. A hint: where
         nothing can be kept, nothing is read."""
+        adapter = adapter or self._adapter
         tokens = len(ids) // GRAIN * GRAIN
         found = self.prefixes.find([*ids, -1], adapter)
         kept = found.tokens if found is not None else 0
@@ -121,6 +132,8 @@ class Engine:
         return {**self._scheduler.facts(), **kept, **guesses}
 
     def _checked(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> Pieces:
+        if self._adapter is not None:
+            requests = [replace(request, adapter=request.adapter or self._adapter) for request in requests]
         for index, request in enumerate(requests):
             self._check(index, request)
             if request.constraint is not None:
@@ -168,11 +181,8 @@ class Engine:
                 f"request {index}: {request.logprobs} alternatives of a vocabulary of {limits.vocab:,}",
                 hint="ask for fewer logprobs",
             )
-        if request.adapter is not None and request.adapter not in getattr(self.model, "variants", ()):
-            known = ", ".join(map(repr, getattr(self.model, "variants", ()))) or "none"
-            raise UsageError(
-                f"request {index}: no adapter called {request.adapter!r}", hint=f"known to this engine: {known}"
-            )
+        if request.adapter is not None:
+            self._known(request.adapter, f"request {index}: ")
         if tokens >= limits.context:
             over = tokens + 1 - limits.context
             raise ContextOverflow(
@@ -180,6 +190,12 @@ class Engine:
                 limit=limits.context,
                 hint=f"shorten the input of request {index} by at least {over:,} tokens, so that one new token has room",
             )
+
+    def _known(self, adapter: str, where: str) -> None:
+        variants = getattr(self.model, "variants", ())
+        if adapter not in variants:
+            known = ", ".join(map(repr, variants)) or "none"
+            raise UsageError(f"{where}no adapter called {adapter!r}", hint=f"known to this engine: {known}")
 
 
 def _runner(model: Runner | TorchModel) -> Runner:

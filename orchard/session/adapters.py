@@ -4,9 +4,9 @@ adapters = model.adapters
 adapters.load("my-adapter")
 adapters.model(("my-adapter",)).generate("…")
 
-A combination (a variant) has its own plan and engine, so what it keeps of prompts never meets the base's or another's, and
-requests to several of them may run at once. It holds the base's tensors themselves and costs only its own A and B. The last
-few are kept; one that was dropped or whose adapter was removed works on for whoever still has it.
+A combination (a variant) has its own plan and shares the base's engine: requests to several of them run in the same steps, and
+what is kept of prompts is kept apart. It holds the base's tensors themselves and costs only its own A and B. The last few are
+kept; one that was dropped or whose adapter was removed works on for whoever still has it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from orchard.weights.adapters import Adapter, Base, hf_modules, read_adapter, si
 if TYPE_CHECKING:
     import numpy as np
 
+    from orchard.generate.engine import Engine
     from orchard.models.language.decoder import Decoder
     from orchard.ops.plan.steps import Plan
     from orchard.session.model import Model
@@ -52,7 +53,8 @@ class Adapters:
         # Not the model itself, which holds this object: the two would keep each other alive.
         self._model = weakref.ref(model)
         self._name, self._source, self._tokenizer = model.name, model.source, model.tokenizer
-        self._plan, self._runner, self._later = model.plan, model.runner, model._later
+        self._plan, self._runner, self._later, self._engine = model.plan, model.runner, model._later, model.engine
+        self._made_so_far = 0
         self._loaded: dict[str, Adapter] = {}
         self._files: dict[str, Facts] = {}
         self._variants: OrderedDict[tuple[str, ...], Model] = OrderedDict()
@@ -149,11 +151,27 @@ class Adapters:
         from orchard.generate.native import NativeRunner
         from orchard.ops.plan.adapt import adapted
 
-        plan = adapted(self._plan, sides, biases)
-        program = getattr(self._runner, "program", None)
-        how = {} if program is None else {"threads": program.threads, "level": program.level}
-        runner = NativeRunner(plan, decoder=lambda: later().decoder, **how)
-        return Model(later, self._tokenizer, plan=plan, runner=runner, **named)
+        plan, base_runner = adapted(self._plan, sides, biases), self._runner
+        if hasattr(base_runner, "adapted"):  # on a GPU
+            runner: Any = base_runner.adapted(plan)
+        elif isinstance(base_runner, NativeRunner):
+            program = base_runner.program
+            runner = NativeRunner(plan, decoder=lambda: later().decoder, threads=program.threads, level=program.level)
+        else:
+            runner = NativeRunner(plan, decoder=lambda: later().decoder)
+        if not hasattr(base_runner, "add_variant"):
+            return Model(later, self._tokenizer, plan=plan, runner=runner, **named)
+        return self._variant(Model, runner, later, plan, named)
+
+    def _variant(self, kind: type[Model], runner: Any, later: Later, plan: Plan, named: dict[str, Any]) -> Model:
+        """On the base's engine, for as long as somebody has the model. Its name there is used once: rows that an earlier one left
+        must not meet another's keys and values."""
+        self._made_so_far += 1
+        known = f"{named['name']} #{self._made_so_far}"
+        self._runner.add_variant(known, runner)  # type: ignore[attr-defined]
+        model = kind(later, self._tokenizer, plan=plan, runner=runner, engine=self._engine.variant(known), **named)
+        weakref.finalize(model, _dropped, self._engine, known)
+        return model
 
     def _family_names(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
         """The family's names of linear maps, from the headers of the model's files."""
@@ -163,6 +181,11 @@ class Adapters:
 
         with open_checkpoint(self._source) as checkpoint:
             return hf_modules(checkpoint.family, shapes)
+
+
+def _dropped(engine: Engine, name: str) -> None:
+    engine.model.drop_variant(name)  # type: ignore[attr-defined]
+    engine.prefixes.drop(name)
 
 
 def _together(adapters: Sequence[Adapter]) -> tuple[Sides, Biases]:

@@ -27,6 +27,7 @@ from orchard.text.tokenizer import Tokenizer
 from orchard.weights.library import Library
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from orchard.generate.protocol import Runner
@@ -68,10 +69,10 @@ def load(
     """Load a pulled model by name, or a GGUF file or Hugging Face folder by path.
 
     `dtype` "auto" on a CPU runs the native engine, on weights as the file stores them; the first load of a model packs it for
-    that engine. Without native kernels (`orchard doctor` says why) it computes in float32 on a CPU, and on an accelerator in
-    bfloat16. A dtype that is named ("float32", "bfloat16", "float16") is computed in by torch, as is everything under
-    `ORCHARD_NATIVE=0`. `rewrite` changes the config tree before anything is built: other weight formats, other stores, other
-    parts.
+    that engine. On a CUDA device the same weights run in kernels of their own. Without native kernels (`orchard doctor` says
+    why), and for models that the kernels do not cover, it computes in float32 on a CPU, and on an accelerator in bfloat16. A
+    dtype that is named ("float32", "bfloat16", "float16") is computed in by torch, as is everything under `ORCHARD_NATIVE=0`.
+    `rewrite` changes the config tree before anything is built: other weight formats, other stores, other parts.
     """
     if dtype not in DTYPES:
         raise UsageError(f"no dtype called {dtype!r}", hint="one of " + ", ".join(DTYPES))
@@ -86,6 +87,10 @@ def load(
         if native is not None:
             return native
     place = device_of(device)
+    if dtype == "auto" and place.type == "cuda":
+        compiled = _on_gpu(str(name_or_path), path, rewrite, place)
+        if compiled is not None:
+            return compiled
     kind = dtype_of(dtype, place)
     tokenizer, built = build(path, rewrite, kind, place)
     return Model(built, tokenizer, name=str(name_or_path), source=path)
@@ -116,6 +121,27 @@ def _native(name: str, path: Path, rewrite: Callable[[Decoder.Config], Decoder.C
     return Model(later, found.tokenizer, name=name, source=path, plan=found.plan, runner=runner)
 
 
+def _on_gpu(
+    name: str, path: Path, rewrite: Callable[[Decoder.Config], Decoder.Config] | None, place: torch.device
+) -> Model | None:
+    """The model's plan on a GPU; None where there is no plan, or one with steps that have no kernel there."""
+    from orchard.core.errors import MissingExtra, UnsupportedPair
+    from orchard.generate.cuda.runner import CudaRunner
+    from orchard.session.prepare import made, ready
+
+    found = ready(path) if rewrite is None else made(path, rewrite)
+    if found.plan is None and rewrite is None:  # without native kernels nothing is packed, but there may be a plan
+        found = made(path)
+    if found.plan is None or found.tokenizer is None:
+        return None
+    try:
+        runner = CudaRunner(found.plan, device=place)
+    except (UnsupportedPair, MissingExtra):
+        return None
+    later = Later(lambda: build(path, rewrite)[1])
+    return Model(later, found.tokenizer, name=name, source=path, plan=found.plan, runner=runner)
+
+
 class Model:
     """A model with its tokenizer. Safe to share between threads: each call has stores of its own.
 
@@ -132,23 +158,28 @@ class Model:
         source: Path | None = None,
         plan: Plan | None = None,
         runner: Runner | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        """`decoder`: torch modules, or what makes them when they are needed. Without a `runner` they generate."""
+        """`decoder`: torch modules, or what makes them when they are needed. Without a `runner` they generate. `engine`: one that
+        is there already, and has the runner."""
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
         self.plan = plan
         self._later = decoder if isinstance(decoder, Later) else Later(lambda: _built(decoder))
-        if runner is None:
-            from orchard.generate.torch_forward import TorchRunner
+        if engine is None:
+            if runner is None:
+                from orchard.generate.torch_forward import TorchRunner
 
-            runner = TorchRunner(self.decoder)
-        self.engine = Engine(runner, tokenizer)
+                runner = TorchRunner(self.decoder)
+            engine = Engine(runner, tokenizer)
+        self.engine = engine
+        self._runner = runner or engine.model
 
     @property
     def runner(self) -> Runner:
-        """What scores tokens when the model generates: the native engine, or torch."""
-        return self.engine.model
+        """What scores tokens when the model generates: the native engine, kernels on a GPU, or torch."""
+        return self._runner
 
     @property
     def built(self) -> Built:

@@ -30,7 +30,8 @@ constexpr int FEWEST = 5;     // from so many on tiles are quicker than dot prod
 constexpr int MOST = 64;      // rows of activations in one call
 constexpr int COLUMNS = 32;   // of a tile
 constexpr int STRETCH = 128, LONG_STRETCH = 512;  // columns, or one group where that is longer; the second where nothing is unpacked
-constexpr int LONGEST = 8192; // columns of a group whose dot products of each digit are exact as float32: 15 * 127 * 8192 < 2^24
+constexpr int TILES_AHEAD = 12288;  // bytes between the codes that are unpacked and those that are asked for
+constexpr int LONGEST = 8192;  // columns of a group whose dot products of each digit are exact as float32: 15 * 127 * 8192 < 2^24
 
 // Memory of one thread, which only grows.
 struct Room {
@@ -241,8 +242,8 @@ void blocks(const Weight& w, int first, int last, const QuantRows& x, int T, flo
         for (int from = 0; from < groups; from += stretch) {
             const int some = groups - from < stretch ? groups - from : stretch;
             const uint8_t* const header = w.data + b * block_bytes + from * group_bytes;
-            if (header + AHEAD + some * group_bytes <= end)  // nothing past this call's blocks: another thread reads that
-                for (size_t line = 0; line < some * group_bytes; line += 64) _mm_prefetch((const char*)(header + AHEAD + line), _MM_HINT_T0);
+            if (header + TILES_AHEAD + some * group_bytes <= end)  // nothing past this call's blocks: another thread reads that
+                for (size_t line = 0; line < some * group_bytes; line += 64) _mm_prefetch((const char*)(header + TILES_AHEAD + line), _MM_HINT_T0);
             const uint8_t* codes = header + HEADER;
             if constexpr (!APART) {
                 for (int g = 0; g < some; ++g) unpack<BITS>(codes + g * group_bytes, w.group, unpacked + g * group_codes, half_codes);

@@ -154,11 +154,11 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
         engine.matrix_->end();
     } else {
         if (weight.quantised()) need_quant(input, weight);
-        // Weights that stay in the cache are used for all rows before the next are fetched.
-        int step = input.rows <= SMALL ? last - first : (int)(PANEL_BYTES / weight.block_bytes()) + 1;
+        // Where one call does not take all rows, weights that stay in the cache are used for all of them before the next are fetched.
+        const int most = weight.quantised() ? engine.linear_->most : SMALL;
+        int step = input.rows <= most ? last - first : (int)(PANEL_BYTES / weight.block_bytes()) + 1;
         for (int block = first; block < last; block += step) {
             int end = block + step < last ? block + step : last;
-            const int most = weight.quantised() ? engine.linear_->most : SMALL;
             for (int t = 0; t < input.rows; t += most) {
                 int count = input.rows - t < most ? input.rows - t : most;
                 float* out = y + (size_t)t * ldy;
