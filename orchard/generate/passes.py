@@ -23,6 +23,9 @@ class SlotsPass:
         self._rows = list(range(len(prompts)))
         uses = [*held, *[None] * (len(prompts) - len(held))]
         self.starts = [slots.open(row, length, use) for row, use in enumerate(uses)]
+        if reserve := getattr(slots, "reserve", None):
+            for row in self._rows:
+                reserve(row, length)
         self._first: list[np.ndarray | None] = [None] * len(prompts)
 
     def read(self, start: int, stop: int) -> None:

@@ -63,6 +63,13 @@ class Room:
         """Give a row a free slot; answers how many tokens of `use` it holds. Raises what the runner raises."""
         slot, row = self.free[-1], seat.row
         held = self.slots.open(slot, row.length, use, row.request.adapter)
+        reserve = getattr(self.slots, "reserve", None)  # a runner whose memory grows by copying has it
+        if reserve is not None:
+            try:
+                reserve(slot, min(row.length, len(row.prompt) + 1))
+            except BaseException:
+                self.slots.close(slot)
+                raise
         self.free.pop()
         seat.slot, seat.cost = slot, self.slots.nbytes(row.length)
         self._most += seat.cost

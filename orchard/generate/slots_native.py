@@ -64,6 +64,11 @@ class NativeSlots:
             raise
         return self.lengths[slot]
 
+    def reserve(self, slot: int, tokens: int) -> None:
+        """Memory for tokens that are sure to come: taken at once, nothing has to be copied when it grows."""
+        if slot not in self._mixed:
+            self._stores.reserve(slot, tokens)
+
     def copy(self, source: int, target: int, tokens: int) -> bool:
         prompt, fits = self._prompts[source], self._runners[source] is self._runners[target]
         if not fits or self._mixed or not self.lengths[target] < tokens <= len(prompt):

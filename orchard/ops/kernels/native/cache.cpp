@@ -45,17 +45,14 @@ constexpr size_t MUCH = 4u << 20;
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
-constexpr int FIRST_TOKENS = 512;  // memory of a sequence begins with so many tokens
-constexpr int MORE_TOKENS = 64;    // there is room for so many more than there are, if they are allowed
+constexpr int MORE_TOKENS = 512;  // memory is taken for at least so many tokens more than there are, if they are allowed
 
 static size_t element_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1; }
 
-// Never just enough: what has its prompt will go on, and so will those that begin alike.
+// Never just enough: what has its prompt will go on. A quarter more each time, so that what is copied stays in proportion.
 static int with_room(int tokens) {
-    int room = FIRST_TOKENS;
-    tokens += MORE_TOKENS;
-    while (room < tokens && room < 1 << 30) room *= 2;
-    return room > tokens ? room : tokens;
+    const int more = tokens / 4 > MORE_TOKENS ? tokens / 4 : MORE_TOKENS;
+    return tokens < (1 << 30) ? round_up(tokens + more, 64) : tokens;
 }
 
 Cache::Cache(const Plan& plan, int sequences, int length, int chunk) : plan_(plan), chunk_(chunk), sequences_(sequences) {
@@ -145,7 +142,6 @@ void Cache::take_memory(int sequence, int tokens) {
             for (int slot = 0; slot < place.capacity; slot++) positions[slot] = -1;
         }
     if (old.capacity) copy_slots(old, fresh, old.capacity);
-    spare(std::move(old.memory));
     old = std::move(fresh);
 }
 

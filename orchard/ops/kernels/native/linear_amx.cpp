@@ -26,7 +26,7 @@ extern const LinearKernels LINEAR_AVX512, LINEAR_AMX;
 namespace {
 
 constexpr int TOKENS = 16;    // rows of activations that pass by together
-constexpr int FEWEST = 5;     // from so many on tiles are quicker than dot products
+constexpr int FEWEST = 13;    // from so many on tiles are quicker than dot products, all in all
 constexpr int MOST = 64;      // rows of activations in one call
 constexpr int COLUMNS = 32;   // of a tile
 constexpr int STRETCH = 128, LONG_STRETCH = 512;  // columns, or one group where that is longer; the second where nothing is unpacked
