@@ -9,6 +9,7 @@ namespace {
 // Blocks of weights that a thread takes at a time when there are many rows: cores that share their machine with others do not run
 // at one speed, so whoever is done first takes more.
 constexpr int LINEAR_TASK = 3, GATED_TASK = 4;
+constexpr int TASKS = 4;  // of each thread, where a task costs something to begin
 
 }  // namespace
 
@@ -111,6 +112,7 @@ Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::v
         if (group)
             quantise(out, cols, round_up(cols, group), group, input.quant.from(t));
     }
+    if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
     barrier();
     return input;
 }
@@ -176,6 +178,19 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
     }
 }
 
+// Hands out blocks: to few rows each thread its part, as everybody prepared them for himself and none waits for another; to many
+// rows a few at a time, `fewest` where they go through matrix units.
+template <class Some>
+void Walk::share(int blocks, const Input& input, int fewest, const Some& some) {
+    if (input.alone) {
+        if (from(blocks) < upto(blocks)) some(from(blocks), upto(blocks));
+        return;
+    }
+    const int even = blocks / (TASKS * threads) + 1, task = input.packed || even < fewest ? fewest : even;
+    for (int begin; (begin = task * engine.next_task_.fetch_add(1, std::memory_order_relaxed)) < blocks;)
+        some(begin, begin + task < blocks ? begin + task : blocks);
+}
+
 void Walk::linear(const Step& step) {
     Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, rows(), nullptr);
     int total = 0;
@@ -190,9 +205,7 @@ void Walk::linear(const Step& step) {
             before += blocks;
         }
     };
-    if (!input.packed) return some(from(total), upto(total));
-    for (int begin; (begin = LINEAR_TASK * engine.next_task_.fetch_add(1, std::memory_order_relaxed)) < total;)
-        some(begin, begin + LINEAR_TASK < total ? begin + LINEAR_TASK : total);
+    share(total, input, LINEAR_TASK, some);
 }
 
 void Walk::gated(const Step& step) {
@@ -209,13 +222,7 @@ void Walk::gated(const Step& step) {
             engine.vector_->gate(gates + (size_t)t * ld, ups + (size_t)t * ld, count, step.activation,
                                  buffer(step.to) + (size_t)t * width(step.to) + begin);
     };
-    if (!input.packed) {
-        if (from(blocks) < upto(blocks)) some(from(blocks), upto(blocks));
-        return;
-    }
-    // A few blocks at a time when there are many rows, so that gate and up are still in the cache when they meet.
-    for (int block; (block = GATED_TASK * engine.next_task_.fetch_add(1, std::memory_order_relaxed)) < blocks;)
-        some(block, block + GATED_TASK < blocks ? block + GATED_TASK : blocks);
+    share(blocks, input, GATED_TASK, some);  // a few at a time, so that gate and up are still in the cache when they meet
 }
 
 void Walk::head(const Step& step) {
@@ -225,12 +232,13 @@ void Walk::head(const Step& step) {
     Input input = prepare(buffer(step.src), width(step.src), step.norm, step.outputs, count, chosen);
     const OutputRef& output = step.outputs[0];
     const int blocks = output.weight.blocks(), vocab = output.weight.rows;
-    multiply(output, input, from(blocks), upto(blocks), engine.scores_, vocab, false);
-    if (step.bound > 0) {
-        int begin = from(blocks) * 32, end = upto(blocks) * 32 < vocab ? upto(blocks) * 32 : vocab;
+    share(blocks, input, blocks / (TASKS * threads) + 1, [&](int first, int last) {
+        multiply(output, input, first, last, engine.scores_, vocab, false);
+        if (!(step.bound > 0)) return;
+        const int begin = first * 32, end = last * 32 < vocab ? last * 32 : vocab;
         for (int t = 0; t < count && begin < end; t++)
             engine.vector_->softcap(engine.scores_ + (size_t)t * vocab + begin, step.bound, end - begin);
-    }
+    });
 }
 
 }  // namespace orchard
