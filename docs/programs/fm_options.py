@@ -6,7 +6,7 @@ import orchard.fm as fm
 
 
 async def main() -> None:
-    sampling = fm.SamplingMode.random(top=50, seed=7)
+    sampling = fm.SamplingMode.random(top=50, seed=8)
     options = fm.GenerationOptions(sampling=sampling, temperature=1.2, maximum_response_tokens=16)
     first = await fm.LanguageModelSession().respond("Invent a word.", options=options)
     second = await fm.LanguageModelSession().respond("Invent a word.", options=options)
