@@ -81,7 +81,10 @@ class Steps:
             for seat in [seat for seat in seats if seat.row.request.speculation is not None]:
                 self._office.fail(seat, error)
             return True
-        if not self._has_memory([(seat, len(ids)) for seat, ids in zip(seats, given, strict=True)], drafts):
+        growth = [(seat, len(ids)) for seat, ids in zip(seats, given, strict=True)]
+        if drafts is not None and self._room.short_of(_longer(growth, drafts)):
+            drafts = [draft.first(0) for draft in drafts]  # nobody loses anything for guesses
+        if not self._has_memory(growth):
             return True  # somebody had to go: the rest is for the next step
         if drafts is None:
             work = [Work(seat.slot, ids, 1) for seat, ids in zip(seats, given, strict=True)]
@@ -108,7 +111,7 @@ class Steps:
         """Rows that lost their slot, with a long answer to be read again: a chunk of it, and nothing else in this call."""
         chunk = self._reading.chunk
         long = [(seat, ids[:chunk]) for seat, ids in zip(seats, given, strict=True) if len(ids) > chunk]
-        if self._has_memory([(seat, len(ids)) for seat, ids in long], None):
+        if self._has_memory([(seat, len(ids)) for seat, ids in long]):
             self._run([seat for seat, _ in long], [Work(seat.slot, ids) for seat, ids in long])
         others = [seat for seat, ids in zip(seats, given, strict=True) if len(ids) <= chunk and seat.slot >= 0]
         if others:
@@ -149,7 +152,7 @@ class Steps:
         if not chosen:
             return copied
         seats = [seat for seat, _ in chosen]
-        if not self._has_memory([(seat, len(tokens)) for seat, tokens in chosen], None):
+        if not self._has_memory([(seat, len(tokens)) for seat, tokens in chosen]):
             return True
         lengths = self._room.slots.lengths
         work = []
@@ -240,10 +243,8 @@ class Steps:
             elif seat.slot >= 0:
                 self._office.preempt(seat)
 
-    def _has_memory(self, growth: list[tuple[Seat, int]], drafts: Sequence[Draft] | None) -> bool:
+    def _has_memory(self, growth: list[tuple[Seat, int]]) -> bool:
         """Whether the rows of a call can grow; otherwise somebody goes, and the call has to wait."""
-        if drafts is not None:
-            growth = [(seat, tokens + len(draft)) for (seat, tokens), draft in zip(growth, drafts, strict=True)]
         if not self._room.short_of(growth):
             return True
         if len(self._room.seats) == 1:
@@ -284,3 +285,7 @@ class Steps:
 
     def facts(self) -> dict[str, Any]:
         return {} if self._used_speculator is None else self._used_speculator.facts()
+
+
+def _longer(growth: list[tuple[Seat, int]], drafts: Sequence[Draft]) -> list[tuple[Seat, int]]:
+    return [(seat, tokens + len(draft)) for (seat, tokens), draft in zip(growth, drafts, strict=True)]
