@@ -342,6 +342,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="without transformers' times")
     parser.add_argument("--out", type=Path, default=TARGET, help="where the Report goes")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here")
     begun = time.perf_counter()
     values: dict[str, Any] = {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
     say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items()))

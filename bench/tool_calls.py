@@ -38,7 +38,6 @@ from orchard.session.turn import Call, Text, ToolSpec, Turn
 from orchard.text.messages import Message
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT.parent / "shared" / "data" / "tools" / "bfcl"
 TARGET = ROOT / "results" / "bench" / "tool-calls.json"
 SETS = {"simple": "simple_python", "multiple": "multiple", "irrelevant": "irrelevance"}
 WAYS = ("free", "begun", "grammar", "call")
@@ -290,7 +289,7 @@ def _gain(values: Mapping[str, Value], one: str, other: str) -> Value:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", default=DATA, help="the folder with BFCL's files")
+    parser.add_argument("data", type=Path, help="the folder with BFCL's files")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--sample", type=int, default=150, help="questions of each kind (default: 150)")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first so many of the shuffled questions")

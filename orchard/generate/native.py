@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import sha256
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchard.core.errors import UsageError
 from orchard.generate.passes import SlotsPass, all_scores
 from orchard.generate.protocol import Held, Use
 from orchard.generate.slots_native import NativeSlots
+from orchard.generate.variants import Variants
 from orchard.ops.kernels.native.program import CHUNK, Program
 from orchard.ops.plan.file import to_json
 from orchard.ops.plan.steps import Plan
@@ -37,7 +36,7 @@ class NativeRunner:
         self.program = Program(plan, threads=threads, level=level)
         self._decoder = decoder
         self._built: Any = None
-        self._variants: dict[str, NativeRunner] = {}
+        self.variants: Variants[NativeRunner] = Variants(_shared(plan))
 
     def slots(self, count: int) -> NativeSlots:
         return NativeSlots(self, count)
@@ -49,33 +48,16 @@ class NativeRunner:
 
     # Variants: other weights over the same base ------------------------------------------------------------------------
 
-    @property
-    def variants(self) -> Mapping[str, NativeRunner]:
-        return MappingProxyType(self._variants)
-
     def add_variant(self, name: str, runner: NativeRunner) -> None:
         """Let requests name another runner whose stores are like ours (the same model with an adapter, say). Requests of both
         can then share the slots of one engine."""
-        mine, other = self.plan, runner.plan
-        if (mine.stores, mine.vocab, mine.context) != (other.stores, other.vocab, other.context):
-            raise UsageError(
-                f"{name!r} cannot be a variant of this model: its stores, its vocabulary or its context are others",
-                hint="give it an engine of its own",
-            )
-        self._variants[name] = runner
+        self.variants.add(name, runner, _shared(runner.plan))
 
     def drop_variant(self, name: str) -> None:
-        """Forget a variant. Sequences that have begun with it go on."""
-        self.variant(name)
-        del self._variants[name]
+        self.variants.drop(name)
 
     def variant(self, name: str | None) -> NativeRunner:
-        if name is None:
-            return self
-        if name not in self._variants:
-            known = ", ".join(map(repr, self._variants)) or "none"
-            raise UsageError(f"no adapter called {name!r}", hint=f"known here: {known}; `add_variant` adds one")
-        return self._variants[name]
+        return self if name is None else self.variants.find(name)
 
     # What it knows of itself -------------------------------------------------------------------------------------------
 
@@ -103,3 +85,8 @@ class NativeRunner:
                 raise ValueError("this plan has steps that run in torch, and no model was given for them")
             self._built = self._decoder()
         return self._built
+
+
+def _shared(plan: Plan) -> tuple[object, ...]:
+    """What variants have in common."""
+    return plan.stores, plan.vocab, plan.context

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from orchard.core.context import Context, KVCache
-from orchard.core.errors import UsageError
 from orchard.generate.passes import SlotsPass
 from orchard.generate.protocol import Runner, Shape, Use
 from orchard.generate.slots_torch import TorchSlots
+from orchard.generate.variants import Variants
 
 
 class Stores(KVCache, Protocol):
@@ -52,7 +51,7 @@ class TorchRunner:
 
     def __init__(self, model: TorchModel) -> None:
         self.model = model
-        self._variants: dict[str, TorchRunner] = {}
+        self.variants: Variants[TorchRunner] = Variants(_shared(model.config))
 
     @property
     def config(self) -> Shape:
@@ -65,29 +64,17 @@ class TorchRunner:
         """A batch of prompts without an engine. Nothing is held here, so prompts are always read whole."""
         return SlotsPass(self.slots(len(prompts)), prompts, length, held)
 
-    @property
-    def variants(self) -> Mapping[str, TorchRunner]:
-        return MappingProxyType(self._variants)
-
     def add_variant(self, name: str, runner: TorchRunner) -> None:
         """Let requests name another runner over the same base (an adapter, say): both can share the slots of one engine."""
-        mine, other = self.config, runner.config
-        if (mine.vocab, mine.context) != (other.vocab, other.context):
-            raise UsageError(
-                f"{name!r} cannot be a variant of this model: its vocabulary or its context is another",
-                hint="give it an engine of its own",
-            )
-        self._variants[name] = runner
+        self.variants.add(name, runner, _shared(runner.config))
 
     def drop_variant(self, name: str) -> None:
-        """Forget a variant. Sequences that have begun with it go on."""
-        self.variant(name)
-        del self._variants[name]
+        self.variants.drop(name)
 
     def variant(self, name: str | None) -> TorchRunner:
-        if name is None:
-            return self
-        if name not in self._variants:
-            known = ", ".join(map(repr, self._variants)) or "none"
-            raise UsageError(f"no adapter called {name!r}", hint=f"known here: {known}; `add_variant` adds one")
-        return self._variants[name]
+        return self if name is None else self.variants.find(name)
+
+
+def _shared(config: Shape) -> tuple[int, int]:
+    """What variants have in common."""
+    return config.vocab, config.context

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,7 @@ from orchard.core.errors import MissingExtra, UsageError
 from orchard.generate.cuda.program import Program
 from orchard.generate.cuda.slots import CudaSlots
 from orchard.generate.passes import SlotsPass
+from orchard.generate.variants import Variants
 from orchard.ops.kernels.triton.rows import PAGE, page_bytes
 from orchard.ops.kernels.triton.weights import Weight
 from orchard.ops.plan.steps import Plan
@@ -38,7 +38,7 @@ class CudaRunner:
         self.plan = plan
         self.device = _usable(torch.device(device))
         self._program = Program(plan, self.device, weights)
-        self._variants: dict[str, Program] = {}
+        self.variants: Variants[Program] = Variants(_shared(plan))
 
     def slots(self, count: int, *, kv_bytes: int | None = None) -> CudaSlots:
         """Stores for up to `count` sequences, in at most `kv_bytes` of memory; without a bound, as much as all of them could
@@ -62,46 +62,34 @@ class CudaRunner:
 
     # Variants: other weights over the same base ------------------------------------------------------------------------
 
-    @property
-    def variants(self) -> Mapping[str, Program]:
-        return MappingProxyType(self._variants)
-
     def add_variant(self, name: str, runner: CudaRunner) -> None:
         """Other weights over the same stores, for slots that are opened with this name."""
-        mine, other = self.plan, runner.plan
-        if (mine.stores, mine.vocab, mine.context) != (other.stores, other.vocab, other.context):
-            raise UsageError(
-                f"{name!r} cannot be a variant of this model: its stores, its vocabulary or its context are others",
-                hint="give it an engine of its own",
-            )
-        self._variants[name] = runner.program(None)
+        self.variants.add(name, runner.program(None), _shared(runner.plan))
 
     def drop_variant(self, name: str) -> None:
-        """Forget a variant. Sequences that have begun with it go on."""
-        self.program(name)
-        del self._variants[name]
+        self.variants.drop(name)
 
     def adapted(self, plan: Plan) -> CudaRunner:
         """A runner of an adapted form of this plan: matrices that both have are on the device once."""
         return CudaRunner(plan, device=self.device, weights=self.program(None).weights)
 
     def program(self, variant: str | None) -> Program:
-        if variant is None:
-            return self._program
-        if variant not in self._variants:
-            known = ", ".join(map(repr, self._variants)) or "none"
-            raise UsageError(f"no adapter called {variant!r}", hint=f"known here: {known}; `add_variant` adds one")
-        return self._variants[variant]
+        return self._program if variant is None else self.variants.find(variant)
 
     def has(self, program: Program | None) -> bool:
         """Whether a new sequence could still be run by it."""
-        return program is self._program or any(program is known for known in self._variants.values())
+        return program is self._program or any(program is known for known in self.variants.values())
 
     def _free(self) -> int:
         if self.device.type != "cuda":
             return ON_CPU
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free * SHARE)
+
+
+def _shared(plan: Plan) -> tuple[object, ...]:
+    """What variants have in common."""
+    return plan.stores, plan.vocab, plan.context
 
 
 def _usable(device: torch.device) -> torch.device:
