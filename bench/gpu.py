@@ -1,10 +1,11 @@
 """Decoding on one GPU beside transformers: one sequence and 256 of them, weights in bfloat16 and in 4 bits.
 
 Two shapes with random weights, the same in both programs: SmolLM2's (135M) and one of a billion. transformers runs `generate`
-in bfloat16 with a static cache, which compiles its forward pass into CUDA graphs by itself; ours runs `CudaSlots.greedy`. Both
-choose greedily, in one process, by turns. The time counted is that from the first new token to the last, so that reading the
-prompt and compiling are left out. The share of bandwidth is the bytes of weights and of keys and values that a step must read,
-over its time, beside what a large copy and a large sum reach on this device.
+in bfloat16 with a static cache, which compiles its forward pass into CUDA graphs by itself; ours runs `CudaSlots.greedy_many`,
+eight steps at a time, as the engine does for greedy requests. Both choose greedily, in one process, by turns. The time counted
+is that from the first new token to the last, so that reading the prompt and compiling are left out. The share of bandwidth is
+the bytes of weights and of keys and values that a step must read, over its time, beside what a large copy and a large sum
+reach on this device.
 
 Before anything is timed, scores of both are compared on the same tokens.
 """
@@ -29,6 +30,7 @@ from orchard.bench.shapes import Shape, random_plan
 from orchard.core.report import Bound, Claim, Report, Value
 from orchard.generate.cuda.runner import CudaRunner
 from orchard.generate.protocol import Work
+from orchard.generate.steps import BURST
 from orchard.ops.kernels.triton.weights import Weight, dense, rounded
 from orchard.ops.plan import steps
 
@@ -156,9 +158,9 @@ def peer_seconds(model: Any, prompts: torch.Tensor, tokens: int, **options: Any)
     return (end - ticks.times[0]) / (tokens - 1)
 
 
-def our_seconds(slots: Any, prompts: torch.Tensor, tokens: int, *, scores: bool = False, burst: int = 1) -> float:
-    """Seconds of a step: tokens chosen on the device, or (`scores`) by numpy from scores on the CPU; `burst`: so many of each
-    sequence in one go."""
+def our_seconds(slots: Any, prompts: torch.Tensor, tokens: int, *, scores: bool = False, burst: int = BURST) -> float:
+    """Seconds of a step: tokens chosen on the device, `burst` of each sequence in one go, or (`scores`) one by one by numpy from
+    scores on the CPU."""
     batch = prompts.tolist()
     for slot, prompt in enumerate(batch):
         slots.open(slot, len(prompt) + tokens)
@@ -289,7 +291,7 @@ def measure(
                 found.rounds["transformers"].append(peer_seconds(model, prompts, count, **options))
         record(shape_name, shape, batch, count, runners, found, values)
         for kind in runners:
-            for words, how in (("scores on the CPU", {"scores": True}), ("eight at a time", {"burst": 8})):
+            for words, how in (("one at a time", {"burst": 1}), ("scores on the CPU", {"burst": 1, "scores": True})):
                 rates = [batch / our_seconds(slots[kind], prompts, count, **how) for _ in range(rounds + 1)][1:]
                 rate = Value(statistics.median(rates), unit="tokens/s", low=min(rates), high=max(rates))
                 values[f"{shape_name} {kind} batch {batch}, {words}"] = rate
@@ -340,12 +342,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--alone", action="store_true", help="without transformers' times")
+    parser.add_argument("--add", action="store_true", help="keep what an earlier run measured of other cases")
     parser.add_argument("--out", type=Path, default=TARGET, help="where the Report goes")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
     begun = time.perf_counter()
-    values: dict[str, Any] = {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
+    values: dict[str, Any] = dict(Report.load(options.out).values) if options.add and options.out.exists() else {}
+    values |= {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
     say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items()))
     tokens = {batch: 192 if batch == 1 else 96 for batch in options.batches}
 

@@ -8,7 +8,7 @@ go on later as if nothing had been.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 from orchard.core.errors import OrchardError
 from orchard.generate.protocol import State
 from orchard.generate.request import Finish, Piece, Request, TokenLogprob, Usage
-from orchard.generate.sampling import Sampler, logprob_of
+from orchard.generate.sampling import Sampler, broken, logprob_of
 from orchard.generate.stops import StopFinder
 from orchard.text.stream import StreamDecoder
 from orchard.text.tokenizer import Tokenizer
@@ -74,6 +74,13 @@ class Row:
         """Whether `think` is still to be called, when the prompt has been read."""
         return self.request.thinking is not None and self._budget is None
 
+    @property
+    def plain(self) -> bool:
+        """Whether its next token is always the likeliest one, and nothing else is asked about the scores."""
+        request = self.request
+        bent = request.speculation or request.thinking or request.constraint or self.sampler.rules
+        return self.sampler.greedy and not bent and request.logprobs is None
+
     def pending(self, given: int) -> tuple[int, ...]:
         """New tokens that the model has not been given yet, when it has been given so many, the prompt's included."""
         return self.state.output[given - len(self.request.ids) :]
@@ -113,6 +120,17 @@ class Row:
         self.calls += 1
         self.state = self.sampler.step(self.state, scores)
         return self._chosen(scores)
+
+    def take_best(self, tokens: Sequence[int]) -> Iterator[Piece]:
+        """Tokens that a device chose by itself, for a row that is `plain`, as far as they are wanted; -1: broken scores."""
+        for token in tokens:
+            if self.finished:
+                return
+            if token < 0:
+                raise broken(self.state)
+            self.calls += 1
+            self.state = self.state.plus(token)
+            yield self._taken(None)
 
     def take_many(self, scores: np.ndarray, draft: Draft) -> Iterator[Piece]:
         """The tokens that scores [1 + draft, V] give: as many as were guessed right, and one more. `scores[0]` stand before the

@@ -56,7 +56,7 @@ class Sampler:
         else:
             chosen = greedy(prediction)  # with rules this only checks the scores
         if chosen < 0:
-            raise _broken(prediction, state)
+            raise broken(state, prediction)
         if self.rules and self.choice is None:
             chosen = self._by_rules(state, prediction, uniform)
         return state.plus(chosen)
@@ -86,10 +86,13 @@ def logprob_of(scores: np.ndarray, token_id: int, alternatives: int) -> TokenLog
     return TokenLogprob(token_id, float(logs[token_id]), tuple((int(i), float(logs[i])) for i in best))
 
 
-def _broken(scores: np.ndarray, state: State) -> NumericError:
-    nans, infinite = int(np.isnan(scores).sum()), int(np.isinf(scores).sum())
+def broken(state: State, scores: np.ndarray | None = None) -> NumericError:
+    """Scores that no token can be chosen from, where they are at hand."""
+    count = ""
+    if scores is not None:
+        nans, infinite = int(np.isnan(scores).sum()), int(np.isinf(scores).sum())
+        count = f": {nans:,} of {scores.size:,} are NaN, {infinite:,} infinite"
     return NumericError(
-        f"the model's scores are broken after {len(state.output)} new tokens: "
-        f"{nans:,} of {scores.size:,} are NaN, {infinite:,} infinite",
+        f"the model's scores are broken after {len(state.output)} new tokens{count}",
         hint="the weights are damaged, or too large for the dtype: load the model again, in float32",
     )

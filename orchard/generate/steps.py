@@ -34,6 +34,10 @@ class Office(Protocol):
     def ended(self, seat: Seat) -> None: ...
 
 
+BURST = 8
+"""Tokens of each row that a device may choose by itself before anybody is told: text waits for so many steps at most."""
+
+
 class Steps:
     """Both answer whether anything happened."""
 
@@ -88,6 +92,8 @@ class Steps:
             return True  # somebody had to go: the rest is for the next step
         if drafts is None:
             work = [Work(seat.slot, ids, 1) for seat, ids in zip(seats, given, strict=True)]
+            if steps := self._ahead(seats, given):
+                return self._answer_many(seats, work, steps)
         else:
             work = [
                 Work(seat.slot, (*ids, *draft.ids), 1 + len(draft))
@@ -107,6 +113,32 @@ class Steps:
             raise
         return True
 
+    def _ahead(self, seats: list[Seat], given: list[tuple[int, ...]]) -> int:
+        """Tokens that the device can choose by itself: where it can, no row's rules have a say, and nobody's prompt waits."""
+        if not hasattr(self._room.slots, "greedy_many") or self._room.unread:
+            return 0
+        if not all(seat.row.plain and len(ids) == 1 for seat, ids in zip(seats, given, strict=True)):
+            return 0
+        steps = min(BURST, *(seat.row.limit - len(seat.row.state.output) for seat in seats))
+        return steps if steps > 1 and not self._room.short_of([(seat, steps) for seat in seats]) else 0
+
+    def _answer_many(self, seats: list[Seat], work: list[Work], steps: int) -> bool:
+        """Several tokens of every row in one go. One that ends before leaves the rest behind with its slot."""
+        slots: Any = self._room.slots
+        found = self._run(seats, work, lambda work: slots.greedy_many(work, steps))
+        if found is None:
+            return True
+        self._office.sizes[len(seats)] += steps
+        done = 0
+        try:
+            for seat, tokens in zip(seats, found, strict=True):
+                self._take(seat, tokens, None)
+                done += 1
+        except BaseException:
+            self._lost(seats[done:])
+            raise
+        return True
+
     def _catch_up(self, seats: list[Seat], given: list[tuple[int, ...]]) -> bool:
         """Rows that lost their slot, with a long answer to be read again: a chunk of it, and nothing else in this call."""
         chunk = self._reading.chunk
@@ -118,12 +150,15 @@ class Steps:
             self._answer(others)
         return True
 
-    def _take(self, seat: Seat, scores: np.ndarray, draft: Draft | None) -> None:
-        """What a row makes of its scores."""
+    def _take(self, seat: Seat, scores: np.ndarray | list[int], draft: Draft | None) -> None:
+        """What a row makes of its scores, or of tokens that were chosen for it."""
         row, batch = seat.row, seat.batch
         before = len(row.state.output)
         try:
-            if draft is None or not len(draft):
+            if isinstance(scores, list):
+                for piece in row.take_best(scores):
+                    batch.push(seat, piece)
+            elif draft is None or not len(draft):
                 batch.push(seat, row.take(scores[0]))
                 for piece in row.follow():
                     batch.push(seat, piece)
@@ -215,10 +250,12 @@ class Steps:
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _run(self, seats: list[Seat], work: list[Work]) -> list[np.ndarray] | None:
-        """The scores; None where the call failed, and it has been seen to that the others can go on."""
+    def _run(
+        self, seats: list[Seat], work: list[Work], call: Callable[[list[Work]], list[Any]] | None = None
+    ) -> list[Any] | None:
+        """The scores, or what `call` gives; None where that failed, and it has been seen to that the others can go on."""
         try:
-            return self._room.slots.run(work)
+            return call(work) if call is not None else self._room.slots.run(work)
         except Exception as error:
             memory = isinstance(error, UsageError) and "no memory" in str(error)
             if memory and len(self._room.seats) > 1:

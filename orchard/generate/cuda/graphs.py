@@ -121,16 +121,22 @@ class Graphs:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             self.program.run(call)
-            call.scores.argmax(-1)
+            best_of(call.scores)
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self.program.run(call)
-            best = call.scores.argmax(-1)
+            best = best_of(call.scores)
             if chained:
-                inputs[0].copy_(best)
+                inputs[0].copy_(best.clamp(min=0))
                 inputs[2].add_(1)
         self._pool = self._pool or graph.pool()
         assert call.read is not None
         sent = torch.empty(3, rows, dtype=torch.int32).pin_memory()
         return Recorded(graph, inputs, sent, call.scores, best, call.read, call)
+
+
+def best_of(scores: Tensor) -> Tensor:
+    """The best token of each row; -1 where the scores are broken."""
+    best, place = scores.max(-1)
+    return torch.where(best.isfinite(), place, -1)

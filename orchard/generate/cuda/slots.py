@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.errors import ContextOverflow, UsageError
-from orchard.generate.cuda.graphs import LARGEST, Graphs
+from orchard.generate.cuda.graphs import LARGEST, Graphs, best_of
 from orchard.generate.cuda.pages import PagedStores
 from orchard.generate.cuda.program import Call, Program
 from orchard.ops.kernels.triton.rows import PAGE, TILE, Rows, tiles_of
@@ -122,7 +122,7 @@ class CudaSlots:
 
     @torch.inference_mode()
     def greedy(self, work: Sequence[Work]) -> list[int]:
-        """The best next token after each one's last: the scores of the vocabulary stay on the device."""
+        """The best next token after each one's last, -1 where scores are broken: those of the vocabulary stay on the device."""
         found = [0] * len(work)
         for places in self._by_variant(work):
             best = self._forward([work[place] for place in places], best=True).tolist()
@@ -144,7 +144,7 @@ class CudaSlots:
         best = self.greedy(work)
         found = [[token] for token in best]
         for _ in range(steps - 1):
-            best = self.greedy([replace(one, tokens=[token]) for one, token in zip(work, best, strict=True)])
+            best = self.greedy([replace(one, tokens=[max(token, 0)]) for one, token in zip(work, best, strict=True)])
             for tokens, token in zip(found, best, strict=True):
                 tokens.append(token)
         return found
@@ -253,7 +253,7 @@ class CudaSlots:
             program.run(call)
             if not len(wanted) or call.scores is None or call.read is None:
                 return np.empty((0, program.plan.vocab), np.float32)
-            scores, read = call.scores.argmax(-1) if best else call.scores, call.read
+            scores, read = best_of(call.scores) if best else call.scores, call.read
         self._read.append((slots[wanted], read))
         return self._landed(scores)
 
