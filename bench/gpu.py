@@ -291,7 +291,11 @@ def measure(
                 found.rounds["transformers"].append(peer_seconds(model, prompts, count, **options))
         record(shape_name, shape, batch, count, runners, found, values)
         for kind in runners:
-            for words, how in (("one at a time", {"burst": 1}), ("scores on the CPU", {"burst": 1, "scores": True})):
+            ways: tuple[tuple[str, dict[str, Any]], ...] = (
+                ("one at a time", {"burst": 1}),
+                ("scores on the CPU", {"burst": 1, "scores": True}),
+            )
+            for words, how in ways:
                 rates = [batch / our_seconds(slots[kind], prompts, count, **how) for _ in range(rounds + 1)][1:]
                 rate = Value(statistics.median(rates), unit="tokens/s", low=min(rates), high=max(rates))
                 values[f"{shape_name} {kind} batch {batch}, {words}"] = rate
