@@ -354,7 +354,7 @@ def main(arguments: list[str] | None = None) -> int:
     begun = time.perf_counter()
     values: dict[str, Any] = dict(Report.load(options.out).values) if options.add and options.out.exists() else {}
     values |= {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
-    say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items()))
+    say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items() if name.startswith("bandwidth")))
     tokens = {batch: 192 if batch == 1 else 96 for batch in options.batches}
 
     def save() -> Report:

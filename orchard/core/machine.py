@@ -62,12 +62,13 @@ def versions() -> dict[str, str]:
 
 
 def commit(folder: Path = CHECKOUT) -> str | None:
-    """The commit of Orchard's own checkout, `…+changes` when files differ from it; outside a checkout what ORCHARD_COMMIT says.
+    """The commit of Orchard's own checkout, `…+changes` when files differ from it; None outside a checkout. ORCHARD_COMMIT wins.
 
     Results and cards are left out of that comparison: a run writes them, and they change no number.
     """
-    if not (folder / ".git").exists():  # an installed package may lie inside somebody else's repository
-        return os.environ.get("ORCHARD_COMMIT") or None  # a copy of a checkout can be told what it is a copy of
+    told = os.environ.get("ORCHARD_COMMIT")  # a copy of a checkout can be told what it is a copy of
+    if told or not (folder / ".git").exists():  # an installed package may lie inside somebody else's repository
+        return told or None
     head = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not head:
         return None

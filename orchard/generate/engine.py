@@ -176,11 +176,12 @@ class Engine:
                 f"request {index}: token id {max(request.ids)} is outside the vocabulary of {limits.vocab:,}",
                 hint="encode the text with this model's own tokenizer",
             )
-        if request.logprobs is not None and request.logprobs > limits.vocab:
-            raise UsageError(
-                f"request {index}: {request.logprobs} alternatives of a vocabulary of {limits.vocab:,}",
-                hint="ask for fewer logprobs",
-            )
+        for asked in (request.logprobs, request.prompt_logprobs):
+            if asked is not None and asked > limits.vocab:
+                raise UsageError(
+                    f"request {index}: {asked} alternatives of a vocabulary of {limits.vocab:,}",
+                    hint="ask for fewer logprobs",
+                )
         if request.adapter is not None:
             self._known(request.adapter, f"request {index}: ")
         if tokens >= limits.context:

@@ -13,6 +13,9 @@ from orchard.generate.batch import Seat
 from orchard.generate.prefix import GRAIN
 from orchard.generate.room import Room
 
+SCORED = 64
+"""Tokens at a time where the scores of all are wanted: those of a vocabulary are large."""
+
 
 class Reading:
     """What is to be read of the prompts of the rows that have a slot."""
@@ -32,7 +35,8 @@ class Reading:
         space = self.chunk
         for seat in waiting:
             start = self.room.tokens(seat)
-            tokens = seat.row.prompt[start : (start // self.chunk + 1) * self.chunk]
+            chunk = min(self.chunk, SCORED) if seat.row.unscored else self.chunk
+            tokens = seat.row.prompt[start : (start // chunk + 1) * chunk]
             fits = len(tokens) <= space and not (seat.alone and chosen) and not (chosen and chosen[0][0].alone)
             if fits or not chosen:
                 chosen.append((seat, tokens))
@@ -45,7 +49,7 @@ class Reading:
     def follow(self, seat: Seat) -> None:
         """Let a row wait for one that reads, or has read, the same beginning: the more they share the better. Only for one that
         got its slot before it, so that no two wait for each other."""
-        if not getattr(self.room.slots, "copies", True):
+        if not getattr(self.room.slots, "copies", True) or seat.row.unscored:
             return
         prompt, best = seat.row.prompt, self.room.tokens(seat) + GRAIN - 1
         for other in self.room.seats:

@@ -29,7 +29,7 @@ MOST_PRIORITY = 2**31
 
 @frozen
 class Sampling:
-    """How the next token is chosen. Applied in this order: repetition_penalty, temperature, top_k, top_p, min_p."""
+    """How the next token is chosen. Applied in this order: penalties, temperature, top_k, top_p, min_p."""
 
     temperature: float = 0.0
     """0: always the likeliest token (the lowest id among equals), whatever top_k, top_p and min_p say."""
@@ -40,6 +40,10 @@ class Sampling:
     """Keep tokens at least this fraction as likely as the likeliest."""
     repetition_penalty: float | None = None
     """Tokens that occur in the prompt or the answer: positive scores are divided by this, negative multiplied."""
+    presence_penalty: float | None = None
+    """Taken off the scores of tokens that the answer has."""
+    frequency_penalty: float | None = None
+    """Taken off the scores of tokens as often as the answer has them."""
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, "0 or more", lambda x: x >= 0)
@@ -51,6 +55,9 @@ class Sampling:
             _number("min_p", self.min_p, "from 0 to 1", lambda x: 0 <= x <= 1)
         if self.repetition_penalty is not None:
             _number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is not None:
+                _number(name, getattr(self, name), "from -100 to 100", lambda x: abs(x) <= 100)
 
 
 @frozen
@@ -67,6 +74,9 @@ class Request:
     """None: a fresh one, reported in the answer."""
     logprobs: int | None = None
     """How many alternatives to report for each token; 0: only the chosen token; None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, all but the first; they come with the first token that the model chooses. Nothing
+    of such a prompt is taken from a cache."""
     rules: tuple[Rule, ...] = ()
     """Further rules on the scores, applied before those of `sampling`, also when the temperature is 0."""
     constraint: Constraint | None = None
@@ -89,8 +99,10 @@ class Request:
             raise UsageError(f"max_tokens is {self.max_tokens}", hint=f"use a whole number from 1 to {MOST_TOKENS:,}")
         if self.seed is not None:
             _whole("seed", self.seed)
-        if self.logprobs is not None and _whole("logprobs", self.logprobs) < 0:
-            raise UsageError(f"logprobs is {self.logprobs}", hint="use 0 or the number of alternatives to report")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and _whole(name, value) < 0:
+                raise UsageError(f"{name} is {value}", hint="use 0 or the number of alternatives to report")
         if not -MOST_PRIORITY <= _whole("priority", self.priority) <= MOST_PRIORITY:
             raise UsageError(f"priority is {self.priority}", hint=f"use a whole number up to {MOST_PRIORITY:,}")
         if self.adapter is not None and not isinstance(self.adapter, str):
@@ -150,6 +162,8 @@ class Piece:
     """Whether a constraint left no choice about this token, so that the model was not run for it."""
     usage: Usage | None = None
     """Of the whole answer, in its last piece."""
+    prompt: tuple[TokenLogprob, ...] = ()
+    """What the model thought of the prompt, where that was asked for."""
 
 
 @frozen
@@ -165,6 +179,7 @@ class Answer:
     seed: int
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 def _number(name: str, value: Any, wanted: str, allowed: Any) -> None:

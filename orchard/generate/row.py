@@ -48,6 +48,8 @@ class Row:
         self.prompt: tuple[int, ...] = request.ids
         self.cached = 0
         self.calls = 0
+        self._scoring = request.prompt_logprobs is not None
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._grammar: Any = None  # GrammarRule, or one that waits for the thoughts to end
         self._budget: Any = None
         self._judge: Any = None
@@ -78,12 +80,25 @@ class Row:
     def plain(self) -> bool:
         """Whether its next token is always the likeliest one, and nothing else is asked about the scores."""
         request = self.request
-        bent = request.speculation or request.thinking or request.constraint or self.sampler.rules
+        bent = self._scoring or request.speculation or request.thinking or request.constraint or self.sampler.rules
         return self.sampler.greedy and not bent and request.logprobs is None
 
     def pending(self, given: int) -> tuple[int, ...]:
         """New tokens that the model has not been given yet, when it has been given so many, the prompt's included."""
         return self.state.output[given - len(self.request.ids) :]
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the scores of all tokens of the prompt are still wanted."""
+        return self._scoring and len(self._prompt_logprobs) < len(self.request.ids) - 1
+
+    def score(self, start: int, scores: np.ndarray) -> None:
+        """What the model thought of the tokens of the prompt after place `start`. A prompt may be read again from its beginning."""
+        wanted, ids = self.request.prompt_logprobs, self.request.ids
+        assert wanted is not None
+        del self._prompt_logprobs[start:]
+        for place, row in enumerate(scores[: len(ids) - 1 - start], start + 1):
+            self._prompt_logprobs.append(logprob_of(row, ids[place], wanted))
 
     def begin(self) -> list[Piece]:
         """Tokens that the answer must begin with. They are read as part of the prompt."""
@@ -119,7 +134,11 @@ class Row:
         """Keeps nothing of the scores: their memory is the runner's."""
         self.calls += 1
         self.state = self.sampler.step(self.state, scores)
-        return self._chosen(scores)
+        piece = self._chosen(scores)
+        if self._scoring:
+            piece = replace(piece, prompt=tuple(self._prompt_logprobs))
+            self._scoring = False
+        return piece
 
     def take_best(self, tokens: Sequence[int]) -> Iterator[Piece]:
         """Tokens that a device chose by itself, for a row that is `plain`, as far as they are wanted; -1: broken scores."""

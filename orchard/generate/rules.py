@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,6 +20,8 @@ def rules_of(sampling: Sampling) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     if sampling.repetition_penalty not in (None, 1):
         rules.append(RepetitionPenalty(sampling.repetition_penalty))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        rules.append(AnswerPenalty(sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0))
     if sampling.temperature == 0:
         return tuple(rules)
     if sampling.temperature != 1:
@@ -34,7 +37,8 @@ def rules_of(sampling: Sampling) -> tuple[Rule, ...]:
 
 def choice_of(sampling: Sampling) -> Choice | None:
     """The same rules as one call of the sampling head; None where it does not do all of them."""
-    if sampling.repetition_penalty not in (None, 1) or sampling.temperature == 0:
+    penalties = sampling.repetition_penalty not in (None, 1) or sampling.presence_penalty or sampling.frequency_penalty
+    if penalties or sampling.temperature == 0:
         return None
     return Choice(
         temperature=_bounded(sampling.temperature),
@@ -72,6 +76,41 @@ class RepetitionPenalty:
         if len(self._ids) != len(self._seen):
             self._ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
         return self._ids
+
+
+class AnswerPenalty:
+    """Tokens of the output: `presence` off the scores of each that is there, `frequency` off for every time it is."""
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self.presence = presence
+        self.frequency = frequency
+        self._output = Tokens()
+        self._often: dict[int, int] = {}
+
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        if not state.output.goes_on_from(self._output):
+            self._output, self._often = Tokens(), {}
+        for token in state.output[len(self._output) :]:
+            self._often[token] = self._often.get(token, 0) + 1
+        self._output = state.output
+        out = scores.copy()
+        ids = np.fromiter(self._often, dtype=np.int64, count=len(self._often))
+        times = np.fromiter(self._often.values(), dtype=np.float32, count=len(ids))
+        out[ids] -= np.float32(self.presence) + np.float32(self.frequency) * times
+        return out
+
+
+class LogitBias:
+    """Something added to the scores of some tokens."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._ids = np.fromiter(bias, dtype=np.int64, count=len(bias))
+        self._values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+
+    def __call__(self, scores: np.ndarray, state: State) -> np.ndarray:
+        out = scores.copy()
+        out[self._ids] += self._values
+        return out
 
 
 class Temperature:

@@ -235,7 +235,7 @@ class Scheduler:
     def _open(self, room: Room, seat: Seat) -> bool:
         """Give the first waiting row a slot. False where there is no memory now, but may be when others have ended."""
         request = seat.row.request
-        use = self._prefixes.find(request.ids, request.adapter)
+        use = None if seat.row.unscored else self._prefixes.find(request.ids, request.adapter)
         try:
             seat.found = room.open(seat, use)
         except Exception as error:

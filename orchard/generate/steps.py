@@ -193,13 +193,18 @@ class Steps:
         work = []
         for seat, tokens in chosen:
             ended = lengths[seat.slot] + len(tokens) >= len(seat.row.prompt)
-            work.append(Work(seat.slot, tokens, int(ended and self._wants_scores(seat)), prompt=True))
+            wanted = len(tokens) if seat.row.unscored else int(ended and self._wants_scores(seat))
+            work.append(Work(seat.slot, tokens, wanted, prompt=True))
         scores = self._run(seats, work)
         if scores is None:
             return True
         self._office.counts["prompt_tokens"] += sum(len(tokens) for _, tokens in chosen)
         done = -1  # nobody has begun
         try:
+            for place, (seat, tokens) in enumerate(chosen):
+                if seat.row.unscored:
+                    seat.row.score(lengths[seat.slot] - len(tokens), scores[place])
+                    scores[place] = scores[place][-1:]
             read = [lengths[seat.slot] >= len(seat.row.prompt) for seat in seats]
             for seat, ended in zip(seats, read, strict=True):
                 if ended:

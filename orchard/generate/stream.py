@@ -21,9 +21,11 @@ class Collector:
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Piece) -> None:
         self._texts.append(piece.text)
+        self._prompt = piece.prompt or self._prompt
         if piece.id is not None:
             self._ids.append(piece.id)
             if piece.logprob is not None:
@@ -41,6 +43,7 @@ class Collector:
             seed=self.request.seed,
             logprobs=None if self.request.logprobs is None else tuple(self._logprobs),
             error=self.error,
+            prompt_logprobs=None if self.request.prompt_logprobs is None else self._prompt,
         )
 
 

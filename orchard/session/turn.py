@@ -16,6 +16,25 @@ from orchard.generate.constraint import Constraint
 from orchard.generate.request import Sampling, TokenLogprob
 from orchard.text.messages import Message
 
+__all__ = [
+    "Call",
+    "Capability",
+    "Constraint",
+    "Done",
+    "Event",
+    "Executor",
+    "Finish",
+    "Message",
+    "Reasoning",
+    "Sampling",
+    "Text",
+    "TokenLogprob",
+    "ToolMode",
+    "ToolSpec",
+    "Turn",
+    "Usage",
+]
+
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 Capability = Literal["guided", "tools", "logprobs", "adapters", "vision", "reasoning", "seed"]
 
@@ -89,6 +108,10 @@ class Turn:
     reasoning: str | None = None
     """none, light, moderate, deep, or a model's own word; None: as the model likes."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    bias: Mapping[int, float] = field(default_factory=dict)
+    """Token ids, and what is added to their scores."""
+    priority: int = 0
+    """Higher ones go first where there is no room for all."""
 
 
 @dataclass(frozen=True)

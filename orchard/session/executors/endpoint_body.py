@@ -34,6 +34,10 @@ def body_of(turn: Turn, model: str, extra: Mapping[str, Any], capabilities: froz
         "top_k": turn.sampling.top_k,
         "min_p": turn.sampling.min_p,
         "repetition_penalty": turn.sampling.repetition_penalty,
+        "presence_penalty": turn.sampling.presence_penalty,
+        "frequency_penalty": turn.sampling.frequency_penalty,
+        "logit_bias": {str(token): value for token, value in turn.bias.items()} or None,
+        "priority": turn.priority or None,
         "max_tokens": turn.max_tokens,
         "seed": turn.seed if "seed" in capabilities else None,  # a session draws one for every turn: no wish to refuse
         "stop": list(turn.stop) or None,

@@ -19,6 +19,7 @@ from orchard.core.errors import UsageError
 from orchard.core.seeds import fresh_seed
 from orchard.generate.loops import NoLoops
 from orchard.generate.request import Answer, Request
+from orchard.session.completion import Completion, bias_rules, complete, text_ids
 from orchard.session.errors import ExceededContextWindowSizeError
 from orchard.session.executors.local_text import Begin, Events, Thoughts, cannot_begin
 from orchard.session.executors.thinking import template_variables, thinking_rules
@@ -66,6 +67,22 @@ class LocalExecutor:
         """What cannot be answered raises here, before any event."""
         model = self.model.adapters.model(turn.adapters) if turn.adapters else self.model
         return _Reply(model, self.format, turn, cancel).events()
+
+    def complete(self, asked: Completion, cancel: threading.Event) -> Iterator[Event]:
+        """Go on with a text as it stands. What cannot be answered raises here, before any event."""
+        model = self.model.adapters.model(asked.adapters) if asked.adapters else self.model
+        return complete(model, asked, cancel)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that stands by itself."""
+        return text_ids(self.model, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.model.tokenizer.decode(ids, skip_special=False)
+
+    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes that each token stands for."""
+        return [self.model.tokenizer.token_bytes(token) for token in ids]
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, answer: bool = True) -> int:
         tokenizer = self.model.tokenizer
@@ -140,8 +157,9 @@ class _Reply:
             stop=(*turn.stop, *stop),
             logprobs=turn.logprobs,
             constraint=turn.constraint,
-            rules=(Begin(self.tokenizer, begin),) if begin and turn.constraint is not None else (),
         )
+        if begin and turn.constraint is not None:
+            request = replace(request, rules=(*request.rules, Begin(self.tokenizer, begin)))
         loops = NoLoops(self.tokenizer.eos_ids if turn.constraint is None else ())
         opened = self._opens_thoughts(ids)
         budget = thinking_rules(self.tokenizer, turn.reasoning, opened=opened) if turn.constraint is None else ()
@@ -226,7 +244,7 @@ class _Reply:
         constraint = calls_constraint(self.format.written, tools, parallel=parallel)
         request = self._request(ids)
         limit = request.max_tokens if self.turn.max_tokens is not None else min(request.max_tokens, MOST_TOKENS)
-        request = replace(request, max_tokens=limit, constraint=constraint, rules=(NoLoops(),))
+        request = replace(request, max_tokens=limit, constraint=constraint, rules=(*request.rules, NoLoops()))
         stream = self.engine.stream(request, cancel=self.cancel)
         with stream:
             for _ in stream:
@@ -247,7 +265,8 @@ class _Reply:
     def _request(self, ids: Sequence[int]) -> Request:
         room = max(1, self.context - len(ids))
         limit = room if self.turn.max_tokens is None else self.turn.max_tokens
-        return Request(tuple(ids), limit, self.turn.sampling, seed=self.seed)
+        rules = bias_rules(self.turn.bias, self.engine.model.config.vocab)
+        return Request(tuple(ids), limit, self.turn.sampling, seed=self.seed, rules=rules, priority=self.turn.priority)
 
     def _count(self, answer: Answer, reasoning: int = 0) -> None:
         used = answer.usage
