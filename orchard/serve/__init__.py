@@ -1,0 +1,1 @@
+"""Models of this machine over HTTP: OpenAI's and Anthropic's protocols, one engine for all clients."""

@@ -1,0 +1,52 @@
+"""What there is on this machine: the models of the library, how large they are, and how much memory is left for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchard.core.errors import OrchardError
+
+
+def installed() -> list[str]:
+    """Names of the models in the library that are whole."""
+    from orchard.weights.library import Library
+
+    try:
+        return [entry.name for entry in Library().list() if not entry.damaged]
+    except OSError:
+        return []
+
+
+def path_of(source: str) -> Path:
+    """Where a model's files are: a path as it is, or a name of the library. `ModelNotFound` where there is none."""
+    from orchard.weights.library import Library
+
+    return Library().resolve(source)
+
+
+def bytes_of(source: str) -> int:
+    """Bytes of a model's files; 0 where there is none."""
+    try:
+        path = path_of(source)
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        return sum(file.stat().st_size for file in files)
+    except (OrchardError, OSError):
+        return 0
+
+
+def is_embedder(source: str) -> bool:
+    """Whether a model turns texts into vectors, by what its config says."""
+    import json
+
+    try:
+        config = json.loads((path_of(source) / "config.json").read_bytes())
+    except (OrchardError, OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "bert"
+
+
+def memory_left() -> int:
+    """Bytes that this process may still take."""
+    from orchard.generate.room import available
+
+    return available()
