@@ -18,30 +18,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from orchard.bench.shapes import Shape, random_plan
+from orchard.bench.gpu import BATCHES, KINDS, PROMPT, SHAPES, bandwidth, our_seconds, plan_of, share
+from orchard.bench.shapes import Shape
 from orchard.core.report import Bound, Claim, Report, Value
 from orchard.generate.cuda.runner import CudaRunner
 from orchard.generate.protocol import Work
-from orchard.generate.steps import BURST
 from orchard.ops.kernels.triton.weights import Weight, dense, rounded
-from orchard.ops.plan import steps
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "results" / "bench" / "gpu.json"
-SHAPES = {
-    "135M": Shape(layers=30, width=576, hidden=1536, heads=9, kv_heads=3, head=64, context=2048),
-    "1B": Shape(context=2048),
-}
-KINDS = ("bf16", "q4")
-PROMPT = 64
 PARTS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -97,8 +89,7 @@ def peer(shape: Shape) -> Any:
 
 def ours(shape: Shape, kind: str, model: Any) -> CudaRunner:
     """The same weights behind a plan of that kind."""
-    plan = random_plan(shape, "q4")
-    plan = replace(plan, steps=[with_kind(step, kind) for step in plan.steps])
+    plan = plan_of(shape, kind)
     named = {"table": model.model.embed_tokens.weight}
     for layer, block in enumerate(model.model.layers):
         for name, path in PARTS.items():
@@ -108,21 +99,6 @@ def ours(shape: Shape, kind: str, model: Any) -> CudaRunner:
         values = tensor.detach()
         made[name] = dense(values, "bf16") if kind == "bf16" else rounded(values, kind, 64)
     return CudaRunner(plan, weights=made)
-
-
-def with_kind(step: steps.Step, kind: str) -> steps.Step:
-    """A step whose matrices are of that kind."""
-
-    def of(matrix: steps.Matrix) -> steps.Matrix:
-        return replace(matrix, kind=kind, group=1 if kind == "bf16" else 64)
-
-    if isinstance(step, steps.Linear):
-        return replace(step, outputs=tuple(replace(output, matrix=of(output.matrix)) for output in step.outputs))
-    if isinstance(step, steps.Gated):
-        return replace(step, gate=of(step.gate), up=of(step.up))
-    if isinstance(step, steps.Embed | steps.Head):
-        return replace(step, matrix=of(step.matrix))
-    return step
 
 
 # Times ------------------------------------------------------------------------------------------------------------------
@@ -156,53 +132,6 @@ def peer_seconds(model: Any, prompts: torch.Tensor, tokens: int, **options: Any)
     end = time.perf_counter()
     assert len(ticks.times) == tokens, f"{len(ticks.times)} tokens instead of {tokens}"
     return (end - ticks.times[0]) / (tokens - 1)
-
-
-def our_seconds(slots: Any, prompts: torch.Tensor, tokens: int, *, scores: bool = False, burst: int = BURST) -> float:
-    """Seconds of a step: tokens chosen on the device, `burst` of each sequence in one go, or (`scores`) one by one by numpy from
-    scores on the CPU."""
-    batch = prompts.tolist()
-    for slot, prompt in enumerate(batch):
-        slots.open(slot, len(prompt) + tokens)
-    works = [Work(slot, prompt, 1, True) for slot, prompt in enumerate(batch)]
-    best = [token for at in range(0, len(works), 8) for token in slots.greedy(works[at : at + 8])]
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    steps_done = 0
-    while steps_done + burst < tokens:
-        works = [Work(slot, [token], 1) for slot, token in enumerate(best)]
-        if burst > 1:
-            best = [chosen[-1] for chosen in slots.greedy_many(works, burst)]
-        else:
-            best = [int(rows[-1].argmax()) for rows in slots.run(works)] if scores else slots.greedy(works)
-        steps_done += burst
-    torch.cuda.synchronize()
-    taken = time.perf_counter() - begun
-    for slot in range(len(batch)):
-        slots.close(slot)
-    return taken / steps_done
-
-
-def bandwidth() -> dict[str, float]:
-    """Bytes per second of a large copy (read and written) and of a large sum (read)."""
-    source = torch.randn(1 << 30, device="cuda", dtype=torch.float32)
-    target = torch.empty_like(source)
-    return {
-        "copy": 2 * source.nbytes / device_seconds(lambda: target.copy_(source)),
-        "sum": source.nbytes / device_seconds(lambda: source.sum()),
-    }
-
-
-def device_seconds(run: Callable[[], Any], times: int = 10) -> float:
-    for _ in range(3):
-        run()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        run()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)) / 1e3
 
 
 def compare(runner: CudaRunner, model: Any) -> dict[str, float]:
@@ -314,7 +243,7 @@ def record(
     found: Measured,
     values: dict[str, Any],
 ) -> None:
-    best = max(values[f"bandwidth, {way}"].value for way in ("copy", "sum")) * 1e12
+    best = 1e12 * max(float(values[f"bandwidth, {way}"].value) for way in ("copy", "sum"))
     for name in found.rounds:
         if not found.rounds[name]:
             continue
@@ -323,10 +252,9 @@ def record(
         values[f"{shape_name} {name} batch {batch}"] = Value(rate, unit="tokens/s", low=min(rates), high=max(rates))
         line = f"{shape_name} {name} batch {batch}: {rate:,.0f} tokens/s ({1e3 * batch / rate:.3f} ms a step)"
         if name in runners:
-            kept = batch * (PROMPT + count / 2) * shape.kv_bytes
-            share = (runners[name].program(None).weight_bytes + kept) * rate / batch / best
-            values[f"{shape_name} {name} batch {batch} share"] = Value(share, note="of the measured bandwidth")
-            line += f", {share:.0%} of bandwidth"
+            used = share(shape, runners[name], batch, count, batch / rate, best)
+            values[f"{shape_name} {name} batch {batch} share"] = Value(used, note="of the measured bandwidth")
+            line += f", {used:.0%} of bandwidth"
             if found.rounds["transformers"]:
                 pairs = [b / a for a, b in zip(found.rounds[name], found.rounds["transformers"], strict=True)]
                 ratio = Value(statistics.median(pairs), low=min(pairs), high=max(pairs))
@@ -355,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     values: dict[str, Any] = dict(Report.load(options.out).values) if options.add and options.out.exists() else {}
     values |= {f"bandwidth, {way}": Value(rate / 1e12, "TB/s") for way, rate in bandwidth().items()}
     say(", ".join(f"{name}: {value.value:.2f} TB/s" for name, value in values.items() if name.startswith("bandwidth")))
-    tokens = {batch: 192 if batch == 1 else 96 for batch in options.batches}
+    tokens = {batch: BATCHES.get(batch, 96) for batch in options.batches}
 
     def save() -> Report:
         report = Report.record(

@@ -24,6 +24,7 @@ TOPICS = (
     "families",
     "many",
     "speculation",
+    "gpu",
 )
 UNITS = {"ttft": "s", "start": "s", "memory": "bytes", "linear": "s", "bandwidth": "B/s"}  # all else: tokens per second
 PROMPT = 37

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchard.bench import many, peers, spawn, speculation, summary
+from orchard.bench import gpu, many, peers, spawn, speculation, summary
 from orchard.bench.cases import PROMPT, TOPICS, long_context, one_sequence
 from orchard.bench.claims import CLAIMS
 from orchard.bench.facts import Facts, facts, shape_bytes, shape_facts
@@ -222,10 +222,22 @@ class Bench:
             measured = self._task("speculation", {"model": self.options.model, "rounds": rounds})
             self.once |= speculation.values(measured) if measured else {}
             advance(_MANY_SECONDS)
+        if "gpu" in self.topics:
+            self._gpu(advance)
         if "families" in self.topics:
             advance(0, note="families that lower whole")
             nodes = self._task("families", {})
             self.once |= _families(nodes) if nodes is not None else {}
+
+    def _gpu(self, advance: Advance) -> None:
+        advance(0, note="on a GPU")
+        rounds = 1 if self.options.quick else self.options.rounds
+        before = len(self.results.notes)
+        measured = self._task("gpu", {"rounds": rounds})
+        if measured:
+            self.once |= gpu.values(measured)
+        elif len(self.results.notes) == before:
+            self.results.note("gpu: there is no CUDA device here")
 
     def _task(self, name: str, options: dict[str, Any]) -> Any:
         try:

@@ -135,6 +135,7 @@ def _extra(report: Report) -> dict[str, Value]:
         *(f"{case.name}:" for case in speculation.CASES),
         "lookup,",
         "speculation,",
+        "gpu ",
     )
     return {
         name: value

@@ -40,6 +40,9 @@ def task(name: str, options: dict) -> dict:
         return {
             f"{case.name}: {way}": plain if way == "none" else quick for case in CASES for way in ("none", "lookup")
         }
+    if name == "gpu":
+        case = {"rates": [90.0, 110.0], "share": 0.6}
+        return {"device": "a GPU", "bandwidth": {"copy": 4e12}, "cases": {"gpu 1B bf16 batch 1": case}}
     if name == "families":
         return {name: [] for name in ("gemma3", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "olmoe")}
     return {"made": True}

@@ -52,6 +52,12 @@ def speculation(options: dict[str, Any]) -> Any:
     return measure(options["model"], rounds=options["rounds"])
 
 
+def gpu(options: dict[str, Any]) -> Any:
+    from orchard.bench.gpu import measure
+
+    return measure(options["rounds"])
+
+
 TASKS = {
     "limits": limits,
     "quality": quality,
@@ -60,6 +66,7 @@ TASKS = {
     "families": families,
     "many": many,
     "speculation": speculation,
+    "gpu": gpu,
 }
 
 
