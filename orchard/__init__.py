@@ -8,11 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from orchard.core.version import VERSION as __version__
 
 _HOMES = {
     "load": "orchard.session.model",
     "Model": "orchard.session.model",
+    "embedder": "orchard.session.embedder",
+    "Embedder": "orchard.session.embedder",
     "Session": "orchard.session.session",
     "study": "orchard.studies",
     "Report": "orchard.core.report",
@@ -20,13 +22,17 @@ _HOMES = {
     "OrchardError": "orchard.core.errors",
 }
 _MODULES = ("fm", "testing")
-__all__ = ["Config", "Model", "OrchardError", "Report", "Session", "__version__", "fm", "load", "study", "testing"]
+__all__ = [
+    "Config", "Embedder", "Model", "OrchardError", "Report", "Session", "__version__", "embedder", "fm", "load", "study",
+    "testing",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from orchard import fm, testing
     from orchard.core.config import Config
     from orchard.core.errors import OrchardError
     from orchard.core.report import Report
+    from orchard.session.embedder import Embedder, embedder
     from orchard.session.model import Model, load
     from orchard.session.session import Session
     from orchard.studies import study

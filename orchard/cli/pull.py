@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="smollm2, or org/name or org/name:FILE.gguf from the hub.")],
+    name: Annotated[str, typer.Argument(help="smollm2, minilm, or org/name or org/name:FILE.gguf from the hub.")],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again even if it is here and whole.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when all is well; the bar stays.")] = False,
     offline: Annotated[
@@ -42,12 +42,15 @@ def _prepare(entry: Entry, quiet: bool) -> None:
     becomes of this, so nothing that goes wrong now is a failure of the pull."""
     from orchard.ops.kernels.native import library
     from orchard.session.prepare import packed_path, prepare
+    from orchard.session.shelf import is_embedder
 
     def tell(line: str) -> None:
         if not quiet:
             note(line)
 
     try:
+        if is_embedder(str(entry.model_path)):
+            return  # torch runs it as it is
         there = packed_path(entry.model_path).is_file()
         if not there and library() is not None:
             from orchard.cli.process import import_torch

@@ -14,17 +14,18 @@ import typer
 
 from orchard.cli.common import console, human_bytes, print_json, printable
 from orchard.cli.options import JsonOption
+from orchard.cli.show_embedding import embedding_facts, embedding_lines
 from orchard.cli.show_plan import show_plan
 from orchard.core.errors import UsageError
 
 # The first pattern that matches a tensor's name says what kind it is; names of GGUF files and of Hugging Face folders.
 KINDS = (
-    ("norm", r"norm"),
+    ("norm", r"norm|LayerNorm"),
     ("router", r"ffn_gate_inp|mlp\.gate\.|block_sparse_moe\.gate\.|router"),
     ("experts", r"_exps\.|experts\."),
     ("attention", r"\.attn_|attention|self_attn"),
-    ("mlp", r"\.ffn_|mlp\.|feed_forward"),
-    ("embedding", r"token_embd|embed_tokens|wte"),
+    ("mlp", r"\.ffn_|mlp\.|feed_forward|layer\.\d+\.(?:intermediate|output)\."),
+    ("embedding", r"token_embd|embed_tokens|wte|embeddings\."),
     ("head", r"^output\.|lm_head"),
 )
 
@@ -72,7 +73,8 @@ def headers(path: Path) -> dict[str, Any]:
 
         with HFFolder.open(path) as folder:
             template = folder.chat_template or (folder.tokenizer_config or {}).get("chat_template")
-            return _facts(path, "safetensors", folder.config, folder.tensors, template, "")
+            facts = _facts(path, "safetensors", folder.config, folder.tensors, template, "")
+            return facts | embedding_facts(folder)
     from orchard.weights.gguf.arch import file_config
     from orchard.weights.gguf.reader import GGUFFile
 
@@ -117,9 +119,10 @@ def _facts(
 def _family(config: dict[str, Any]) -> str:
     """The family's name; one that is not among the common ones is looked up in the zoo, which takes torch."""
     from orchard.weights.gguf.arch import MODEL_TYPES
+    from orchard.weights.sentence import is_encoder
 
     name = config.get("model_type")
-    if name in MODEL_TYPES.values():
+    if name in MODEL_TYPES.values() or is_encoder(config):
         return str(name)
     from orchard.models.zoo import family_of
 
@@ -170,9 +173,11 @@ def _file_bytes(path: Path) -> int:
 
 
 def _print_config(name: str, path: Path, as_json: bool) -> None:
+    from orchard.session.shelf import is_embedder
     from orchard.weights.checkpoint import open_checkpoint
+    from orchard.weights.encoder import open_encoder
 
-    with open_checkpoint(path) as checkpoint:
+    with open_encoder(path) if is_embedder(str(path)) else open_checkpoint(path) as checkpoint:
         tree = checkpoint.config().complete()
     if as_json:
         print_json({"name": name, "config": tree.to_dict()})
@@ -187,7 +192,7 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["kv_heads"] != facts["heads"]:
         heads += f", {facts['kv_heads']} for keys and values"
     text, digest = facts["template"]["text"], facts["template"]["sha256"]
-    lines = {
+    lines: dict[str, str] = {
         "family": facts["family"] + (f", {facts['experts']} experts a layer" if facts["experts"] else ""),
         "parameters": f"{_count(facts['parameters'])} ({facts['parameters']:,})",
         "layers": f"{facts['layers']} of width {facts['width']}",
@@ -200,6 +205,9 @@ def _print(facts: dict[str, Any]) -> None:
         "source": facts.get("source", ""),
         "path": facts["path"],
     }
+    if "embedding" in facts:
+        first = embedding_lines(facts["embedding"])
+        lines = first | lines | first  # before the rest, and in place of what is there
     print(facts["name"])
     for label, value in lines.items():
         if value:

@@ -30,6 +30,8 @@ class Constraint:
             return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise UsageError(f"this schema is no JSON: {error}", hint="use dicts, lists, texts and numbers") from error
+        except RecursionError as error:
+            raise UsageError("this schema is nested too deeply", hint="flatten it, or use $defs") from error
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:

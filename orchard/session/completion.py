@@ -65,7 +65,9 @@ def complete(model: Model, asked: Completion, cancel: threading.Event) -> Iterat
         priority=asked.priority,
     ).seeded()
     if asked.max_tokens == 0 and scored is None:
-        return iter([Text(tokenizer.decode(ids, skip_special=False), ids), Done("length", Usage(len(ids)), request.seed)])
+        return iter(
+            [Text(tokenizer.decode(ids, skip_special=False), ids), Done("length", Usage(len(ids)), request.seed)]
+        )
     return _events(model, asked, request, cancel)
 
 
@@ -85,18 +87,22 @@ def _events(model: Model, asked: Completion, request: Request, cancel: threading
     ids, tokenizer = request.ids, model.tokenizer
     if asked.echo and request.prompt_logprobs is None:
         yield Text(tokenizer.decode(ids, skip_special=False), ids)
+    scored = request.prompt_logprobs is not None
     with model.engine.stream(request, cancel=cancel) as stream:
         for piece in stream:
-            if piece.prompt:
+            if scored and not piece.forced:  # the first that the model was run for brings what it thought of the prompt
+                scored = False
                 yield Text(tokenizer.decode(ids, skip_special=False), ids, piece.prompt)
-            if asked.max_tokens and (piece.text or piece.id is not None):
+            if asked.max_tokens and (piece.text or piece.id is not None or piece.logprob is not None):
                 yield _text(piece)
     answer, used = stream.answer, stream.answer.usage
     written = used.output if asked.max_tokens else 0
     finish = answer.finish if answer.finish != "error" else "stop"  # one request alone raises instead
-    yield Done(finish if asked.max_tokens else "length", Usage(used.input, used.cached, written, 0, used.calls), answer.seed)
+    yield Done(
+        finish if asked.max_tokens else "length", Usage(used.input, used.cached, written, 0, used.calls), answer.seed
+    )
 
 
 def _text(piece: Piece) -> Text:
-    logprobs = () if piece.logprob is None or piece.id is None else (piece.logprob,)
-    return Text(piece.text, () if piece.id is None else (piece.id,), logprobs)
+    """The end token has no id here and adds no text, but what the model thought of it is told."""
+    return Text(piece.text, () if piece.id is None else (piece.id,), () if piece.logprob is None else (piece.logprob,))

@@ -38,11 +38,13 @@ def is_embedder(source: str) -> bool:
     """Whether a model turns texts into vectors, by what its config says."""
     import json
 
+    from orchard.weights.sentence import is_encoder
+
     try:
         config = json.loads((path_of(source) / "config.json").read_bytes())
     except (OrchardError, OSError, ValueError):
         return False
-    return isinstance(config, dict) and config.get("model_type") == "bert"
+    return isinstance(config, dict) and is_encoder(config)
 
 
 def memory_left() -> int:

@@ -30,6 +30,7 @@ from orchard.weights.gguf.arch import ROPE_FACTORS, file_config
 from orchard.weights.gguf.grouped import split
 from orchard.weights.gguf.quants import READABLE
 from orchard.weights.gguf.reader import GGUFFile
+from orchard.weights.sentence import refuse_encoder
 
 INCOMPLETE = "the file is incomplete: download it again"
 DISAGREE = "the config and the weights disagree: they are of different models, or one of them is damaged"
@@ -102,12 +103,12 @@ class Checkpoint:
         Nothing is read."""
         name = self.name(ours, tree)
         if "{e}" not in name:
-            self._check(name, shape)
+            check_tensor(self.path, self.tensors, name, shape)
             return [name]
         names = []
         for expert in range(shape[0]):  # stops at the first that is missing, however many are claimed
             names.append(name.format(e=expert))
-            self._check(names[-1], shape[1:])
+            check_tensor(self.path, self.tensors, names[-1], shape[1:])
         return names
 
     def spare(self, tree: Decoder.Config) -> set[str]:
@@ -149,27 +150,11 @@ class Checkpoint:
         assert codes is not None and scales is not None
         return Grouped(codes, scales, minima, found.bits, found.group)
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        if name not in self.tensors:
-            raise BadFile(f"{self.path.name} has no tensor {name!r}", hint=INCOMPLETE)
-        info = self.tensors[name]
-        if tuple(info.shape) != shape:
-            raise BadFile(f"tensor {name!r} has shape {list(info.shape)}, not {list(shape)}", hint=DISAGREE)
-        stored = getattr(info, "type", None)
-        kind: str = stored.name if stored is not None else info.dtype  # type: ignore[attr-defined]
-        if kind in WHOLE:
-            raise BadFile(f"tensor {name!r} holds whole numbers ({kind}) where weights belong", hint=DISAGREE)
-        if kind not in FLOATS:
-            raise UnsupportedFormat(
-                f"tensor {name!r} has type {shown(kind)}, which Orchard does not read",
-                hint="use another file of the model, such as Q4_K_M, Q8_0 or F16",
-            )
-
     def _repeats_embedding(self, name: str, tree: Decoder.Config) -> bool:
         """Whether a head beside a tied embedding says the same. One that does not would be lost without a word."""
         if name not in self.tensors:
             return False
-        self._check(name, (tree.vocab, tree.dim))
+        check_tensor(self.path, self.tensors, name, (tree.vocab, tree.dim))
         head, embedding = self._read(name), self._read(self.name("embedding.weight", tree))
         if head.dtype != embedding.dtype:
             head, embedding = head.float(), embedding.float()
@@ -192,6 +177,24 @@ class Checkpoint:
             if candidate.replace("{e}", "0") in self.tensors:
                 return candidate
         raise BadFile(f"{self.path.name} has no tensor {name.replace('{e}', '0')!r}", hint=INCOMPLETE)
+
+
+def check_tensor(path: Path, tensors: Mapping[str, TensorLike], name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that is not there, has another shape, or holds no weights. Nothing is read."""
+    if name not in tensors:
+        raise BadFile(f"{path.name} has no tensor {name!r}", hint=INCOMPLETE)
+    info = tensors[name]
+    if tuple(info.shape) != shape:
+        raise BadFile(f"tensor {name!r} has shape {list(info.shape)}, not {list(shape)}", hint=DISAGREE)
+    stored = getattr(info, "type", None)
+    kind: str = stored.name if stored is not None else info.dtype  # type: ignore[attr-defined]
+    if kind in WHOLE:
+        raise BadFile(f"tensor {name!r} holds whole numbers ({kind}) where weights belong", hint=DISAGREE)
+    if kind not in FLOATS:
+        raise UnsupportedFormat(
+            f"tensor {name!r} has type {shown(kind)}, which Orchard does not read",
+            hint="use another file of the model, such as Q4_K_M, Q8_0 or F16",
+        )
 
 
 def spellings(name: str) -> list[str]:
@@ -231,17 +234,23 @@ def _open_folder(path: Path) -> Checkpoint:
     folder = HFFolder.open(path)
     try:
         hf = folder.config
-        packing = hf.get("quantization_config")
-        if packing is not None:
-            method = packing.get("quant_method", "unknown") if isinstance(packing, dict) else packing
-            raise UnsupportedFormat(
-                f"quantization_config: weights packed by {shown(method)} are not read",
-                hint="take the unquantised model or a GGUF",
-            )
+        refuse_encoder(hf, path.name)
+        refuse_packing(hf)
         return Checkpoint(path, "safetensors", family_of(hf), hf, folder.tensors, folder)
     except BaseException:
         folder.close()
         raise
+
+
+def refuse_packing(hf: dict[str, Any]) -> None:
+    """Folders whose weights another library packed."""
+    packing = hf.get("quantization_config")
+    if packing is not None:
+        method = packing.get("quant_method", "unknown") if isinstance(packing, dict) else packing
+        raise UnsupportedFormat(
+            f"quantization_config: weights packed by {shown(method)} are not read",
+            hint="take the unquantised model or a GGUF",
+        )
 
 
 # Layout -----------------------------------------------------------------------------------------------------------

