@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from orchard import __version__
+from orchard.core.version import VERSION
+from orchard.serve import description
 from orchard.serve.errors import ApiError, body_for
 from orchard.serve.record import Record
 from orchard.serve.security import Security
@@ -47,13 +48,14 @@ def create_app(settings: Settings) -> FastAPI:
             loading.cancel()
             service.close()
 
-    app = FastAPI(title="Orchard", version=__version__, lifespan=life, redoc_url=None)
+    app = FastAPI(title="Orchard", version=VERSION, lifespan=life, docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.failure = None
     for name in (*ROUTES, *(("orchard.serve.static",) if settings.page else ())):
         app.include_router(import_module(name).router(service))
+    app.include_router(description.router(app))
     _add_states(app, service)
-    _add_errors(app, service)
+    _add_errors(app)
     app.add_middleware(Security, settings=settings)
     app.add_middleware(Record, service=service)
     return app
@@ -70,7 +72,7 @@ def _add_states(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["state"])
     async def health() -> dict[str, Any]:
         """Whether the server lives."""
-        return {"status": "draining" if service.gate.draining else "ok", "version": __version__}
+        return {"status": "draining" if service.gate.draining else "ok", "version": VERSION}
 
     @app.get("/ready", tags=["state"])
     async def ready() -> Response:
@@ -87,9 +89,10 @@ def _add_states(app: FastAPI, service: Service) -> None:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_errors(app: FastAPI, service: Service) -> None:
+def _add_errors(app: FastAPI) -> None:
     def told(request: Request, error: ApiError) -> Response:
-        return JSONResponse(body_for(request.url.path, error), error.status, headers=error.headers)
+        body = body_for(request.url.path, error, request.scope.get("orchard.request"))
+        return JSONResponse(body, error.status, headers=error.headers)
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
@@ -114,7 +117,3 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=GONE)
-
-    @app.exception_handler(Exception)
-    async def unknown(request: Request, error: Exception) -> Response:
-        return told(request, service.told(error))

@@ -15,6 +15,9 @@ from starlette.requests import Request
 from orchard.serve.errors import ApiError, invalid
 
 IGNORED = "x-orchard-ignored"
+REFERENCE = "#/components/schemas/{model}"
+DEFINITIONS: dict[str, Any] = {}
+"""The parts that descriptions of bodies refer to, by name: those of all routes, since each has its own name."""
 NAMED = 20
 """Ignored fields that are named; more are counted."""
 
@@ -92,14 +95,6 @@ def ignored_header(body: Body, *harmless: str) -> dict[str, str]:
 
 def described(kind: type[Body]) -> dict[str, Any]:
     """What OpenAPI says of a route that reads its body itself."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = kind.model_json_schema(ref_template=REFERENCE)
+    DEFINITIONS.update(schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def definitions(*kinds: type[Body]) -> dict[str, Any]:
-    """The parts that those descriptions refer to."""
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        found |= kind.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {})
-    return found

@@ -62,7 +62,10 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(500, "internal", "the server made a mistake; its log says more")
     words = _words(error)
     if isinstance(error, ContextOverflow):
-        return ApiError(400, "context_length_exceeded", words)
+        hint = (
+            f"shorten it by at least {max(1, error.tokens + 1 - error.limit):,} tokens" if error.limit else error.hint
+        )
+        return ApiError(400, "context_length_exceeded", f"{error.message}: {hint}")
     if isinstance(error, RateLimitedError):
         return ApiError(429, "queue_full", words, retry_after=1)
     if isinstance(error, TimedOutError):
@@ -103,7 +106,15 @@ def _words(error: OrchardError) -> str:
 
 def _code(error: OrchardError) -> str:
     code = error.code.replace("-", "_")
-    return {"usage": "invalid_request", "error": "internal"}.get(code, code)
+    return _RENAMED.get(code, code)
+
+
+_RENAMED = {
+    "usage": "invalid_request",
+    "error": "internal",
+    "unsupported_schema": "invalid_schema",
+    "bad_grammar": "invalid_schema",
+}
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
@@ -113,9 +124,12 @@ def openai_body(error: ApiError) -> dict[str, Any]:
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message, "code": error.code}}
+    told = {"type": kind, "message": error.message, "code": error.code, "details": {"error_code": error.code}}
+    return {"type": "error", "error": told}
 
 
-def body_for(path: str, error: ApiError) -> dict[str, Any]:
-    """In the shape of the protocol that a path belongs to."""
-    return anthropic_body(error) if path.startswith("/v1/messages") else openai_body(error)
+def body_for(path: str, error: ApiError, request: str | None = None) -> dict[str, Any]:
+    """In the shape of the protocol that a path belongs to. `request`: its id, which Anthropic's has beside the error."""
+    if not path.startswith("/v1/messages"):
+        return openai_body(error)
+    return anthropic_body(error) | ({"request_id": request} if request else {})

@@ -31,6 +31,8 @@ class Card:
     loaded: bool
     base: str
     context: int | None = None
+    kind: str = "chat"
+    """Or "embedding"."""
 
 
 class Entry:
@@ -113,6 +115,16 @@ class Hub:
             raise
         return Held(name, entry, entry.executor, entry.embedder, () if adapter is None else (adapter,))
 
+    def ready(self, name: str) -> Held | None:
+        """The same without waiting for anything, where a base model is loaded; else None."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or not entry.loaded:
+                return None
+            entry.users += 1
+            entry.used = time.monotonic()
+            return Held(name, entry, entry.executor, entry.embedder)
+
     def give(self, held: Held) -> None:
         self._drop_user(held.entry)
 
@@ -125,7 +137,8 @@ class Hub:
         found = []
         for name, entry in entries.items():
             context = entry.executor.context_size if entry.executor is not None else None
-            found.append(Card(name, entry.loaded, name, context))
+            context = entry.embedder.max_tokens if entry.embedder is not None else context
+            found.append(Card(name, entry.loaded, name, context, _kind(entry)))
             found += [Card(f"{name}:{adapter}", entry.loaded, name, context) for adapter in entry.spec.adapters]
         return found
 
@@ -214,6 +227,13 @@ def _loaded(spec: ModelSpec) -> tuple[LocalExecutor | None, Embedder | None]:
 
         return None, load_embedder(spec.source)
     return LocalExecutor(load(spec.source)), None
+
+
+def _kind(entry: Entry) -> str:
+    from orchard.session.shelf import is_embedder
+
+    vectors = entry.embedder is not None or (entry.executor is None and is_embedder(entry.spec.source))
+    return "embedding" if vectors else "chat"
 
 
 def _library() -> list[str]:

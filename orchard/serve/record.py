@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 if TYPE_CHECKING:
     from orchard.serve.service import Service
 
+REQUEST_IDS = (b"x-request-id", b"request-id")
+"""What OpenAI's and what Anthropic's package look for."""
 log = logging.getLogger("orchard.serve")
 
 
@@ -33,7 +35,10 @@ class Record:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", name.encode())]
+                given = list(message.get("headers", []))
+                known = {header for header, _ in given}
+                mine = [(header, name.encode()) for header in REQUEST_IDS if header not in known]
+                message["headers"] = [*given, *mine]
             await send(message)
 
         try:

@@ -83,6 +83,11 @@ class Run:
                 self._left -= 1
             yield index, event
 
+    @property
+    def waiting(self) -> int:
+        """Events that can be taken without waiting."""
+        return len(self._events)
+
     # On the event loop --------------------------------------------------------------------------------------------------
 
     async def _first_of_all(self) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +67,7 @@ class Service:
         self.metrics = Metrics(self)
         # As many threads as answers may run, so that none that was let in waits for one.
         self.threads = ThreadPoolExecutor(settings.limits.running, "answer")
+        self._loaders = ThreadPoolExecutor(4, "load")
         self._helpers = ThreadPoolExecutor(4, "model")
 
     def ask(
@@ -97,10 +99,14 @@ class Service:
         try:
             embedder = held.vectors()
             await self.entered(ask, 1)
-            begun = time.monotonic()
+            begun, gone = time.monotonic(), threading.Event()
             try:
-                found = await self.helped(lambda: embedder.embed(texts, truncate=truncate))
+                work = self.helped(lambda: embedder.embed(texts, truncate=truncate, cancel=gone))
+                found = await asyncio.wait_for(work, ask.deadline)
+            except TimeoutError:
+                raise too_late(ask.deadline) from None
             finally:
+                gone.set()
                 self.gate.leave(ask.client, 1, time.monotonic() - begun)
         finally:
             self.hub.give(held)
@@ -122,8 +128,22 @@ class Service:
             self.hub.give(held)
 
     async def take(self, model: str) -> Held:
-        """A model; `hub.give` it back. At once where it is loaded."""
-        return await self.helped(lambda: self.hub.take(model))
+        """A model; `hub.give` it back. At once where it is loaded. A client that hangs up meanwhile keeps nothing."""
+        held = self.hub.ready(model)
+        if held is not None:
+            return held
+        loading = self._loaders.submit(self.hub.take, model)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(loading))
+        except asyncio.CancelledError:
+            loading.add_done_callback(self._give_back)
+            raise
+        except Exception as error:
+            raise self.told(error) from error
+
+    def _give_back(self, loading: Future[Held]) -> None:
+        if not loading.cancelled() and loading.exception() is None:
+            self.hub.give(loading.result())
 
     async def entered(self, ask: Ask, weight: int) -> None:
         """Wait in the line, but no longer than the client does."""
@@ -149,8 +169,8 @@ class Service:
         return found
 
     def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        self._helpers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.threads, self._loaders, self._helpers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _deadline(self, request: Request) -> float:
         limit = self.settings.limits.deadline

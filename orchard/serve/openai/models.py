@@ -17,7 +17,7 @@ def router(service: Service) -> APIRouter:
 
     def shown(card: Card) -> dict[str, Any]:
         known = {"id": card.id, "object": "model", "created": since, "owned_by": "orchard"}
-        more = {"loaded": card.loaded, "base": card.base, "context": card.context}
+        more = {"loaded": card.loaded, "base": card.base, "context": card.context, "kind": card.kind}
         return known | {"orchard": more}
 
     @routes.get("/v1/models")
