@@ -6,6 +6,7 @@ entry that somebody uses is never let go.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -210,6 +211,7 @@ class Hub:
         entry.executor = entry.embedder = None
         entry.bytes = 0
         self.unloads += 1
+        gc.collect()  # an engine and its parts know each other: without this its memory would go some time later
 
     def _drop_user(self, entry: Entry) -> None:
         with self._lock:

@@ -108,7 +108,7 @@ class Run:
 
     def _taken(self) -> tuple[int, Event]:
         index, event = self._events.popleft()
-        if len(self._events) < UNREAD // 2:
+        if len(self._events) < UNREAD // 2 and not self._drained.is_set():
             self._drained.set()
         if isinstance(event, BaseException):
             self._stop()

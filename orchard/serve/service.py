@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
     from orchard.serve.hub import Held
 
-DEADLINES = ("x-request-timeout", "x-stainless-timeout")
-"""Headers that say how many seconds a client will wait; the second is what OpenAI's and Anthropic's own packages send."""
+DEADLINE = "x-request-timeout"
+"""The header that says how many seconds a client will wait."""
+SILENCES = ("x-stainless-timeout", "x-stainless-read-timeout")
+"""How long the packages of OpenAI and Anthropic wait without hearing anything: a deadline where an answer comes as a whole."""
 T = TypeVar("T")
 
 
@@ -78,6 +80,7 @@ class Service:
         *,
         user: str | None = None,
         priority: int | None = None,
+        stream: bool = False,
     ) -> Ask:
         """`user`: who the client says it asks for; clients that say nothing are told apart by key and address."""
         address = request.client.host if request.client is not None else ""
@@ -88,7 +91,7 @@ class Service:
             words = "priority: only clients with an API key may go before others; use 0 or less"
             raise ApiError(400, "invalid_request", words, param="priority")
         client = "\n".join((key, address, (user or "")[:256]))
-        return Ask(model or self.hub.default, tuple(jobs), client, self._deadline(request), priority or 0)
+        return Ask(model or self.hub.default, tuple(jobs), client, self._deadline(request, stream), priority or 0)
 
     def run(self, ask: Ask) -> Run:
         return Run(self, ask)
@@ -172,9 +175,9 @@ class Service:
         for threads in (self.threads, self._loaders, self._helpers):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _deadline(self, request: Request) -> float:
+    def _deadline(self, request: Request, stream: bool) -> float:
         limit = self.settings.limits.deadline
-        for name in DEADLINES:
+        for name in (DEADLINE,) if stream else (DEADLINE, *SILENCES):
             given = request.headers.get(name)
             if given is None:
                 continue
