@@ -31,6 +31,8 @@ class KVView:
     valid: Tensor
     window: int | None = None
     sinks: int = 0
+    documents: Tensor | None = None
+    """[B, 1, S]: which document of its row a slot belongs to; None: all to the same."""
     key: object = None
     """Views with the same key (not None) share positions and valid, so that a mask is made once for many layers."""
 
@@ -52,6 +54,8 @@ class Context:
 
     positions: Tensor
     cache: KVCache | None = None
+    documents: Tensor | None = None
+    """[B, T], where rows hold several documents (in training, without stores): nothing looks into another one."""
     upto: int | None = None
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -72,7 +76,8 @@ class Context:
         else:
             positions = self.places
             k = rotate(k, positions) if rotate is not None else k
-            view = KVView(k=k, v=v, positions=positions, valid=positions >= 0, key="new")
+            own = None if self.documents is None else self.documents[:, None, :]
+            view = KVView(k=k, v=v, positions=positions, valid=positions >= 0, documents=own, key="new")
         self.views[layer] = view
         return view
 
@@ -91,20 +96,3 @@ class Context:
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Typed training input: `ids` [B, T], `targets` [B, T] (-100 is not scored), `positions` [B, T] (-1 is padding)."""
-
-    ids: Tensor
-    targets: Tensor
-    positions: Tensor
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What an objective returns: the number to minimise and the parts it is made of."""
-
-    value: Tensor
-    parts: dict[str, Tensor] = field(default_factory=dict)

@@ -13,7 +13,8 @@ from orchard.core.context import KVView
 
 
 def visible(q_positions: Tensor, view: KVView, window: int | None) -> Tensor:
-    """Who may see whom: bool [B, 1|H, T, S]. Causal by position, inside the layer's window and what the policy keeps.
+    """Who may see whom: bool [B, 1|H, T, S]. Causal by position, inside the layer's window and what the policy keeps. Where rows
+    hold several documents, slots are the queries themselves, and each sees its own document only.
 
     A padding query (position -1) would see nothing, and a softmax over nothing is NaN that spreads through later layers;
     it is shown every slot instead, and its result is never used.
@@ -25,6 +26,8 @@ def visible(q_positions: Tensor, view: KVView, window: int | None) -> Tensor:
         seen = seen & (k > q - window)
     if view.window is not None:
         seen = seen & ((k > q - view.window) | (k < view.sinks))
+    if view.documents is not None:
+        seen = seen & (view.documents[:, :, None, :] == view.documents[:, :, :, None])
     return seen | (q < 0)
 
 

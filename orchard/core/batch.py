@@ -1,0 +1,92 @@
+"""What is learnt from, and what learning is measured by: plain values between sources, objectives and the loop.
+
+Sources fill batches with numpy arrays, which cost nothing to keep and to send; `to` makes tensors of them, once, where they are
+used. Shapes: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""A target that nothing is learnt from."""
+Array = Any
+"""A numpy array in a source, a tensor after `to`."""
+B = TypeVar("B", bound="Movable")
+
+
+class Movable:
+    """A dataclass of arrays, tensors and further such dataclasses."""
+
+    def to(self: B, device: torch.device | str | None = None) -> B:
+        moved = {item.name: _moved(getattr(self, item.name), device) for item in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **moved)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Batch(Movable):
+    """Rows of tokens, one or more documents in each. `targets` are what comes after each token of `ids`: the scores at a place
+    are held against the target at the same place."""
+
+    ids: Array
+    targets: Array
+    positions: Array
+    """Places within documents; -1: padding."""
+    documents: Array
+    """Numbers of documents within their row; -1: padding. Nothing looks into another document."""
+    weights: Array | None = None
+    """How much each target counts; None: all the same."""
+
+    @property
+    def tokens(self) -> int:
+        """Targets that count."""
+        return int((self.targets != IGNORED).sum())
+
+
+@dataclass(frozen=True)
+class PairBatch(Movable):
+    """Answers of which one was preferred, row by row; `reference`: log-probabilities [B] of both under another model."""
+
+    chosen: Batch
+    rejected: Batch
+    reference: tuple[Array, Array] | None = None
+
+
+@dataclass(frozen=True)
+class GroupBatch(Movable):
+    """Answers that were sampled, with what they were worth. Rows of one group answer the same prompt."""
+
+    batch: Batch
+    behaviour: Array
+    """Log-probabilities [B, T] of the targets when they were sampled."""
+    rewards: Array
+    """[B], or [B, objectives]."""
+    groups: Array
+    """[B]"""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums, so that micro-batches and processes add up exactly: what is minimised is `value` over `weight`."""
+
+    value: Tensor
+    weight: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """Further sums, for curves."""
+
+
+def _moved(value: Any, device: torch.device | str | None) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value).to(device, non_blocking=True)
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Movable):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device) for item in value)
+    return value
