@@ -4,6 +4,9 @@ An answer that cannot run at once waits. The next to run is one of the highest p
 the fewest answers running, among these the first that came: a client that sends a hundred requests at once waits behind one that
 sends its first. Where the line is full, a client is told at once, and when to come back.
 
+A client is where requests come from and, after a line break, the name it gives itself: `address\nuser`. Fairness is between
+addresses first and between the names of one address second, and bounds are of addresses, because names cost nothing.
+
 All of this happens on one event loop; nothing here blocks.
 """
 
@@ -49,6 +52,9 @@ class Gate:
     def waiting(self) -> int:
         return sum(one.weight for one in self._waiting)
 
+    def _busy(self, one: Waiting) -> tuple[int, int, int, int]:
+        return -one.priority, self._running_of[_origin(one.client)], self._running_of[one.client], one.order
+
     async def enter(self, client: str, weight: int = 1, priority: int = 0) -> None:
         """Wait for a place. `ApiError` where there is none to wait for; cancelling gives the place in the line back."""
         self._refuse(client, weight)
@@ -58,7 +64,7 @@ class Gate:
         self._came += 1
         one = Waiting(client, weight, priority, self._came, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
-        self._waiting_of[client] += weight
+        self._waiting_of[_origin(client)] += weight
         self._empty.clear()
         try:
             await one.turn
@@ -77,9 +83,10 @@ class Gate:
         if seconds is not None:
             self._mean_seconds += EASE * (seconds - self._mean_seconds)
         self.running -= weight
-        self._running_of[client] -= weight
-        if self._running_of[client] <= 0:
-            del self._running_of[client]
+        for name in {client, _origin(client)}:
+            self._running_of[name] -= weight
+            if self._running_of[name] <= 0:
+                del self._running_of[name]
         self._next()
         if not self.running and not self._waiting:
             self._empty.set()
@@ -108,7 +115,8 @@ class Gate:
         if weight > self.limits.running:
             words = f"{weight} answers at once are more than this server runs ({self.limits.running}): ask for fewer"
             raise ApiError(400, "invalid_request", words, param="n")
-        if self._running_of[client] + self._waiting_of[client] + weight > self.limits.per_client:
+        origin = _origin(client)
+        if self._running_of[origin] + self._waiting_of[origin] + weight > self.limits.per_client:
             words = f"this client has {self.limits.per_client} answers running or waiting: wait for one to end"
             raise ApiError(429, "too_many_requests", words, retry_after=self.retry_after())
         full = self.waiting + weight > self.limits.queue
@@ -118,7 +126,7 @@ class Gate:
 
     def _next(self) -> None:
         while self._waiting:
-            one = min(self._waiting, key=lambda one: (-one.priority, self._running_of[one.client], one.order))
+            one = min(self._waiting, key=self._busy)
             # The next one is not passed over by smaller ones: it would wait for ever.
             if self.running + one.weight > self.limits.running:
                 return
@@ -129,15 +137,21 @@ class Gate:
 
     def _let_in(self, client: str, weight: int) -> None:
         self.running += weight
-        self._running_of[client] += weight
+        for name in {client, _origin(client)}:
+            self._running_of[name] += weight
         self._empty.clear()
 
     def _forget(self, one: Waiting) -> None:
         self._waiting.remove(one)
-        self._waiting_of[one.client] -= one.weight
-        if self._waiting_of[one.client] <= 0:
-            del self._waiting_of[one.client]
+        origin = _origin(one.client)
+        self._waiting_of[origin] -= one.weight
+        if self._waiting_of[origin] <= 0:
+            del self._waiting_of[origin]
 
 
 def _draining() -> ApiError:
     return ApiError(503, "draining", "this server is stopping: ask another one, or try again later", retry_after=5)
+
+
+def _origin(client: str) -> str:
+    return client.partition("\n")[0]

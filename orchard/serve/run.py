@@ -91,10 +91,10 @@ class Run:
     # On the event loop --------------------------------------------------------------------------------------------------
 
     async def _first_of_all(self) -> None:
-        """Until every job has begun, or one has failed."""
+        """Until every job has begun, or one has failed before it began."""
         while len(self._begun) < len(self.ask.jobs):
             for index, event in list(self._events):
-                if isinstance(event, BaseException):
+                if isinstance(event, BaseException) and index not in self._begun:
                     raise self._failure(event)
                 self._begun.add(index)
             if len(self._begun) < len(self.ask.jobs):

@@ -90,7 +90,7 @@ class Service:
         if priority and priority > 0 and not key:
             words = "priority: only clients with an API key may go before others; use 0 or less"
             raise ApiError(400, "invalid_request", words, param="priority")
-        client = "\n".join((key, address, (user or "")[:256]))
+        client = f"{key} {address}\n{(user or '')[:256]}"
         return Ask(model or self.hub.default, tuple(jobs), client, self._deadline(request, stream), priority or 0)
 
     def run(self, ask: Ask) -> Run:

@@ -74,6 +74,33 @@ def test_a_client_that_sends_much_waits_behind_one_that_sends_little() -> None:
     run(work())
 
 
+def test_names_make_no_second_client_of_one() -> None:
+    async def work() -> None:
+        gate = Gate(replace(LIMITS, queue=50, per_client=5))
+        order: list[str] = []
+
+        async def one(client: str) -> None:
+            await gate.enter(client)
+            order.append(client)
+
+        for number in range(2):
+            await gate.enter(f"greedy\n{number}")
+        tasks = [asyncio.create_task(one(f"greedy\n{number}")) for number in (2, 3, 0)]
+        await settled()
+        with pytest.raises(ApiError, match="this client"):
+            await gate.enter("greedy\nanother")
+        tasks.append(asyncio.create_task(one("modest\n")))
+        await settled()
+        for name in ("greedy\n0", "greedy\n1", "modest\n"):
+            gate.leave(name)
+            await settled()
+        assert order == ["modest\n", "greedy\n2", "greedy\n3"]
+        for task in tasks:
+            task.cancel()
+
+    run(work())
+
+
 def test_priorities_come_first_and_large_ones_are_not_passed_over() -> None:
     async def work() -> None:
         gate = Gate(replace(LIMITS, queue=50))
