@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,22 @@ def test_bodies_arrive_as_they_were_sent(parts: list[bytes]) -> None:
     door = Security(echo, settings())
     chunked = knock(door, method="POST", headers=host("localhost", ("transfer-encoding", "chunked")), parts=parts)
     assert chunked.body == b"".join(parts) == posted(door, parts).body
+
+
+def test_a_body_in_tiny_parts_takes_no_more_than_its_size() -> None:
+    left = (number.to_bytes(2, "big") for number in range(10_000))
+
+    async def receive() -> dict[str, Any]:
+        part = next(left, None)
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
+
+    tracemalloc.start()
+    try:
+        body = asyncio.run(Intake(Limits()).read(receive))  # type: ignore[arg-type]
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert body.size == 20_000 and held < 100_000
 
 
 def test_large_bodies_are_refused_by_their_length_or_as_soon_as_they_are() -> None:

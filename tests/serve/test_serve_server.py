@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import signal
 import socket
@@ -127,6 +129,24 @@ def test_a_port_in_use_and_hosts_that_are_none() -> None:
         listening_sockets("127.0.0.1.no-such-host.invalid", 0)
     with pytest.raises(CannotListen, match="cannot be found"):
         listening_sockets("localhost\udcff" + "x" * 70, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "hint"),
+    [
+        (errno.EACCES, "port 80 of 127.0.0.1 needs more permission", "above 1023"),
+        (errno.EADDRNOTAVAIL, "this machine has no address 127.0.0.1", "127.0.0.1"),
+        (errno.EMFILE, "cannot listen at 127.0.0.1, port 80: Too many open files", "--port"),
+    ],
+)
+def test_what_the_system_refuses(monkeypatch: pytest.MonkeyPatch, number: int, words: str, hint: str) -> None:
+    def refuse(*_: Any) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("orchard.serve.listen._bound", refuse)
+    with pytest.raises(CannotListen) as error:
+        listening_sockets("127.0.0.1", 80)
+    assert error.value.message == words and hint in error.value.hint and error.value.exit_code == 1
 
 
 def test_localhost_has_one_port_for_all_its_addresses() -> None:

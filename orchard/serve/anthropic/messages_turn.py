@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchard.serve.anthropic.checks import check_names, check_stops, json_constraint, named_tool, sampling_of, tool_spec
 from orchard.serve.anthropic.conversation import conversation_of
 from orchard.serve.anthropic.messages_body import (
     AnthropicThinking,
@@ -16,6 +15,7 @@ from orchard.serve.anthropic.messages_body import (
     Asked,
     MessagesBody,
 )
+from orchard.serve.checks import check_names, check_stops, json_constraint, named_tool, sampling_of, tool_spec
 from orchard.serve.errors import invalid, unsupported
 from orchard.serve.settings import Limits
 from orchard.session.turn import Constraint, ToolSpec, Turn

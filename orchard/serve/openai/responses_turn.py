@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchard.serve.anthropic.checks import check_names, json_constraint, named_tool, sampling_of, tool_spec
+from orchard.serve.checks import check_names, json_constraint, named_tool, sampling_of, tool_spec
 from orchard.serve.errors import invalid, unsupported
 from orchard.serve.openai.chat_body import EFFORTS
 from orchard.serve.openai.fields import limited, refused

@@ -124,6 +124,26 @@ def test_a_stream_that_had_begun_ends_with_an_error_of_its_protocol(path: str, n
     run(main())
 
 
+def test_a_replica_that_dies_after_its_last_word_has_answered() -> None:
+    async def main() -> None:
+        async def script(replica: ScriptedReplica, request: HttpRequest) -> AsyncIterator[list[Message]]:
+            async for batch in streams(2)(replica, request):
+                yield batch
+            await asyncio.sleep(60)
+
+        async with Rig(script) as rig:
+            one = Exchange(rig.front, body=chat("x", stream=True))
+            while not one.text.endswith(b"[DONE]\n\n"):
+                await asyncio.sleep(0.005)
+            rig.home(one).kill()
+            await one.ended()
+            assert one.text.count(b"data: ") == 3
+            assert [message.get("more_body") for message in one.sent].count(False) == 1
+            assert rig.count("orchard_cluster_streams_lost_total") == 0
+
+    run(main())
+
+
 def test_half_an_event_is_never_passed_on() -> None:
     async def main() -> None:
         async def script(replica: ScriptedReplica, request: HttpRequest) -> AsyncIterator[list[Message]]:

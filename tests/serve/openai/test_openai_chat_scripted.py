@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -234,19 +235,25 @@ def test_whole_answers_are_called_off_too(scripted_server: Make) -> None:
 
 
 def test_users_are_told_apart(scripted_server: Make) -> None:
-    slow = ScriptedModel(["word " * 1000] * 9, delay=0.02)
-    server = scripted_server(slow, limits=Limits(per_client=1))
-    first = asked(server, stream=True, user="ada")
-    next(iter(first))
-    with pytest.raises(openai.RateLimitError) as caught:
-        asked(server, user="ada", stream=True)
-    assert caught.value.code == "too_many_requests"
-    second = asked(server, user="bob", stream=True)
-    next(iter(second))
-    third = asked(server, safety_identifier="eve", stream=True)
-    next(iter(third))
-    for stream in (first, second, third):
-        stream.close()
+    """Who has nothing running yet goes before who has, in whose name ever the same address asks."""
+    model = ScriptedModel(["word " * 1000, "word " * 1000, "short", "short"], delay=0.02)
+    server = scripted_server(model, limits=Limits(running=2))
+
+    def said(words: str) -> list[Any]:
+        return [{"role": "user", "content": words}]
+
+    first, second = (asked(server, stream=True, user="ada", messages=said(words)) for words in ("a1", "a2"))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = []
+        for count, (field, name, words) in enumerate((("user", "ada", "a3"), ("safety_identifier", "bob", "b1")), 1):
+            waiting.append(pool.submit(asked, server, messages=said(words), **{field: name}))
+            deadline = time.monotonic() + 20
+            while server.service.gate.waiting < count and time.monotonic() < deadline:
+                time.sleep(0.005)
+        first.close()
+        assert all(one.result().choices[0].message.content == "short" for one in waiting)
+    second.close()
+    assert model.prompts == ["a1", "a2", "b1", "a3"]
 
 
 def test_the_servers_own_limit_of_tokens(scripted_server: Make) -> None:
