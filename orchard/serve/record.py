@@ -28,7 +28,8 @@ class Record:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status, name = time.monotonic(), 0, f"req_{uuid.uuid4().hex[:24]}"
+        begun, status = time.monotonic(), 0
+        name: str = scope.get("orchard.request") or f"req_{uuid.uuid4().hex[:24]}"  # a cluster's front has named it
         scope["orchard.request"] = name
 
         async def noted(message: Message) -> None:

@@ -37,7 +37,7 @@ def test_a_request_goes_to_a_replica_and_its_answer_comes_back_unchanged() -> No
             seen = rig.home(one).seen[-1]
             assert (b"x-mine", b"1") in seen.scope["headers"]
             assert seen.scope["client"] == ("127.0.0.1", 5)
-            assert seen.scope["orchard.request"] == one.headers["x-request-id"]
+            assert seen.scope["orchard.request"] == one.headers["x-request-id"] == one.headers["request-id"]
 
     run(main())
 

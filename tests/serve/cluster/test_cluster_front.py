@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+import types
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
@@ -15,7 +17,7 @@ from orchard.serve.cluster.fleet import Fleet
 from orchard.serve.cluster.front import Front
 from orchard.serve.cluster.gauges import labelled, merged
 from orchard.serve.cluster.link import HttpRequest, Message
-from orchard.serve.cluster.rays import Placement, RayCluster
+from orchard.serve.cluster.rays import NoRay, Placement, RayCluster
 from tests.serve.cluster.scripted_fleet import (
     Exchange,
     Rig,
@@ -249,6 +251,17 @@ def test_placements_that_make_no_sense(placement: dict[str, Any], words: str) ->
     with pytest.raises(UsageError) as caught:
         Placement(**placement)
     assert words in caught.value.hint
+
+
+@pytest.mark.loopback
+def test_a_ray_that_is_not_there_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(serve=None))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(NoRay, match=address) as caught:
+            RayCluster(settings(), Placement(2, address), port=8000)
+    assert "ray status" in caught.value.hint
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
