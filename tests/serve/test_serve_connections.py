@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import resource
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -56,11 +58,14 @@ def own_server() -> Iterator[Any]:
         one.close()
 
 
-def answered_soon(server: ServerProcess, seconds: float = 1.0) -> None:
+def answered_soon(server: ServerProcess, seconds: float = 3.0) -> float:
+    """How long two requests take; the bound leaves room for a busy machine."""
     begun = time.monotonic()
     assert ask(server).status == 200
     assert ask(server, "POST", CHAT, chat_body()).status == 200
-    assert time.monotonic() - begun < seconds
+    taken = time.monotonic() - begun
+    assert taken < seconds
+    return taken
 
 
 # Connections that only wait -----------------------------------------------------------------------------------------------
@@ -118,14 +123,13 @@ def test_a_thousand_idle_connections(own_server: Any) -> None:
             pytest.skip(f"the system allows {hard} open files only")
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     server = own_server(limits={"header_seconds": 4.0})
-    answered_soon(server, 3.0)
+    answered_soon(server)
     before = server.resident()
     with ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(1000)]
         for one in idle[:500]:
             one.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
-        for _ in range(5):
-            answered_soon(server)
+        assert median(answered_soon(server) for _ in range(5)) < 1
         assert server.resident() - before < 64 * MIB
         assert seconds_to_close(idle, 10) < 9
     answered_soon(server)
@@ -322,6 +326,19 @@ def test_other_protocols_are_not_taken_up(server: ServerProcess) -> None:
         assert Reply(until_closed(found)).status == 200
 
 
+def test_a_request_cut_anywhere_is_the_same_request(server: ServerProcess) -> None:
+    body = json.dumps(chat_body(user="x" * 3000)).encode()
+    whole = request_bytes("POST", CHAT, body, close=False) + request_bytes("GET", "/health")
+    chance = random.Random(0)
+    for _ in range(30):
+        cuts = [0, *sorted(chance.sample(range(1, len(whole)), chance.randint(1, 8))), len(whole)]
+        with server.connect() as found:
+            for start, end in pairwise(cuts):
+                found.sendall(whole[start:end])
+                time.sleep(chance.choice((0, 0.002)))
+            assert until_closed(found).count(b"HTTP/1.1 200") == 2, cuts
+
+
 def test_a_body_and_the_beginning_of_the_next_request(server: ServerProcess) -> None:
     body = json.dumps(chat_body()).encode() + b" " * 100_000
     last = request_bytes("GET", "/health")
@@ -343,47 +360,3 @@ def test_requests_that_do_not_wait_for_answers(server: ServerProcess) -> None:
     )
     assert sent < 20 * MIB and server.resident() - before < 32 * MIB
     answered_soon(server)
-
-
-# Slow readers ----------------------------------------------------------------------------------------------------------
-
-
-def streamed(found: socket.socket) -> bytes:
-    found.sendall(request_bytes("POST", CHAT, json.dumps(chat_body(stream=True)).encode(), close=False))
-    found.settimeout(10)
-    first = found.recv(1000)
-    assert first.startswith(b"HTTP/1.1 200")
-    return first
-
-
-def test_a_client_that_hangs_up_stops_its_answers(own_server: Any) -> None:
-    """Also where it had sent another request meanwhile, or asked for a whole answer."""
-    server = own_server(words=1000, delay=0.05)
-    with server.connect() as found, server.connect() as ahead, server.connect() as whole:
-        streamed(found)
-        streamed(ahead)
-        ahead.sendall(request_bytes("GET", "/health", close=False))
-        whole.sendall(request_bytes("POST", CHAT, json.dumps(chat_body()).encode()))
-        running(server, 3)
-    running(server, 0)
-
-
-def test_a_client_that_takes_nothing_of_its_answer(own_server: Any) -> None:
-    server = own_server(limits={"idle_seconds": 1.0}, words=100_000)
-    before = server.resident()
-    with socket.socket() as lazy:
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.connect(("127.0.0.1", server.port))
-        lazy.sendall(request_bytes("POST", CHAT, json.dumps(chat_body(stream=True)).encode()))
-        running(server, 1)
-        assert server.resident() - before < 64 * MIB
-        running(server, 0, 10)
-        assert b"[DONE]" not in until_closed(lazy)
-
-
-def running(server: ServerProcess, count: int, seconds: float = 5.0) -> None:
-    """Wait until so many answers are running."""
-    until = time.monotonic() + seconds
-    while b"orchard_answers_running %d.0" % count not in ask(server, path="/metrics").body:
-        assert time.monotonic() < until
-        time.sleep(0.02)

@@ -75,6 +75,13 @@ def test_compressed_bodies_are_refused(coding: str) -> None:
     assert posted(door, [b"x"], ("content-encoding", "identity")).status == 200
 
 
+@pytest.mark.parametrize("coding", [["gzip, chunked"], ["chunked", "chunked"], ["gzip"], [""]])
+def test_bodies_that_were_coded_on_the_way_are_refused(coding: list[str]) -> None:
+    headers = host("localhost", *(("transfer-encoding", one) for one in coding))
+    found = knock(Security(echo, settings()), method="POST", headers=headers, parts=[b"x"])
+    assert found.status == 400 and found.code == "invalid_request"
+
+
 def test_slow_bodies_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "LINGER", 0.1)
     door = Security(echo, settings(limits=Limits(body_seconds=0.3)))

@@ -113,6 +113,42 @@ def test_a_second_signal_ends_it_at_once(own_server: Any, number: int, code: int
     assert "Traceback" not in server.errors, server.errors
 
 
+# Clients that leave, and clients that do not listen ----------------------------------------------------------------------
+
+
+def test_a_client_that_hangs_up_stops_its_answers(own_server: Any) -> None:
+    """Also where it had sent another request meanwhile, or asked for a whole answer."""
+    server = own_server(words=1000, delay=0.05)
+    with server.connect() as found, server.connect() as ahead, server.connect() as whole:
+        streamed(found)
+        streamed(ahead)
+        ahead.sendall(request_bytes("GET", "/health", close=False))
+        whole.sendall(request_bytes("POST", CHAT, json.dumps(chat_body()).encode()))
+        running(server, 3)
+    running(server, 0)
+
+
+def test_a_client_that_takes_nothing_of_its_answer(own_server: Any) -> None:
+    server = own_server(limits={"idle_seconds": 1.0}, words=100_000)
+    before = server.resident()
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", server.port))
+        lazy.sendall(request_bytes("POST", CHAT, json.dumps(chat_body(stream=True)).encode()))
+        running(server, 1)
+        assert server.resident() - before < 64 * MIB
+        running(server, 0, 10)
+        assert b"[DONE]" not in until_closed(lazy)
+
+
+def running(server: ServerProcess, count: int, seconds: float = 5.0) -> None:
+    """Wait until so many answers are running."""
+    until = time.monotonic() + seconds
+    while b"orchard_answers_running %d.0" % count not in ask(server, path="/metrics").body:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 # Addresses and certificates -----------------------------------------------------------------------------------------------
 
 
@@ -232,6 +268,20 @@ def test_handshakes_are_counted_like_any_connection(certificates: Path, own_serv
         assert time.monotonic() - begun < 1
         assert seconds_to_close(mute[:20], 5) < 2, "the oldest made room"
         assert seconds_to_close(mute[25:], 0.3) >= 0.3, "the others may still come"
+
+
+def test_handshakes_that_fail_leave_nothing_behind(certificates: Path, own_server: Any) -> None:
+    files = {"tls_cert": str(certificates / "one.pem"), "tls_key": str(certificates / "one.key")}
+    server = own_server(limits={"header_seconds": 0.5}, **files)
+    sizes = []
+    for _ in range(4):
+        with ExitStack() as stack:
+            mute = [stack.enter_context(server.connect()) for _ in range(200)]
+            for one in mute[::2]:
+                one.sendall(b"\x16\x03\x01\x02\x00 and no more")
+            assert seconds_to_close(mute, 5) < 4
+        sizes.append(server.resident())
+    assert sizes[-1] - sizes[0] < 24 * MIB, sizes
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake(certificates: Path, own_server: Any) -> None:
