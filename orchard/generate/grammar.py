@@ -26,6 +26,8 @@ from orchard.text.tokenizer import Tokenizer
 
 KEPT = 64
 """Grammars that are kept for each tokenizer."""
+KEPT_CHARACTERS = 1_000_000
+"""Of the constraints of all these together: a grammar takes some 30 bytes for each."""
 LESSONS = 8
 """Answers that a grammar learns from."""
 LONGEST = 4_000_000
@@ -42,8 +44,9 @@ def grammar_for(tokenizer: Tokenizer, constraint: Constraint) -> Grammar:
     made = Grammar(words_of(tokenizer), constraint)
     with _lock:
         made = kept.setdefault(constraint, made)  # another thread may have been faster
-        while len(kept) > KEPT:
-            kept.popitem(last=False)
+        characters = sum(len(one.source) for one in kept)
+        while len(kept) > KEPT or (characters > KEPT_CHARACTERS and len(kept) > 1):
+            characters -= len(kept.popitem(last=False)[0].source)
     return made
 
 

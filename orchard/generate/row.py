@@ -93,7 +93,7 @@ class Row:
         return self._scoring and len(self._prompt_logprobs) < len(self.request.ids) - 1
 
     def score(self, start: int, scores: np.ndarray) -> None:
-        """What the model thought of the tokens of the prompt after place `start`. A prompt may be read again from its beginning."""
+        """What the model thought of the prompt's tokens after place `start`. A prompt may be read again from its beginning."""
         wanted, ids = self.request.prompt_logprobs, self.request.ids
         assert wanted is not None
         del self._prompt_logprobs[start:]

@@ -23,6 +23,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from orchard.core.errors import OrchardError, UsageError
+from orchard.serve.arenas import few_arenas
 from orchard.serve.connections import FLUSH_SECONDS, Connection
 from orchard.serve.floor import Floor
 from orchard.serve.handshakes import Handshake
@@ -93,6 +94,7 @@ def run_app(
     if sockets is None:
         with opened(settings) as (made, context):
             return run_app(app, settings, drain=drain, ready=ready, sockets=made, tls=context)
+    few_arenas()
     return asyncio.run(_Server(app, settings, drain).run(sockets, tls, ready))
 
 

@@ -273,4 +273,4 @@ def test_doctor_knows_what_the_package_declares() -> None:
 
 
 def _name(requirement: str) -> str:
-    return requirement.split(">")[0].split("=")[0].split("<")[0].strip()
+    return requirement.split(">")[0].split("=")[0].split("<")[0].split("[")[0].strip()

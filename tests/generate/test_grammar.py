@@ -276,3 +276,14 @@ def test_bytes_of_tokens_are_the_same_in_one_go(tokenizer: Tokenizer) -> None:
 def test_constraints_are_texts_that_others_can_build_on() -> None:
     assert grammar_text(Constraint.choices(["a\x7fb", 'say "x"'])) == 'start: "a\\u007fb" | "say \\"x\\""\n'
     assert grammar_text(Constraint.regex("a/b")) == "start: TEXT\nTEXT: /a\\x{2F}b/\n"
+
+
+def test_large_constraints_do_not_add_up(tokenizer: Tokenizer) -> None:
+    from orchard.generate.grammar import KEPT_CHARACTERS, _kept
+
+    for number in range(6):
+        grammar_for(
+            tokenizer, Constraint.choices([f"{number} {'x' * 300} {n}" for n in range(KEPT_CHARACTERS // 1200)])
+        )
+    kept = _kept[tokenizer]
+    assert sum(len(one.source) for one in kept) <= KEPT_CHARACTERS and 1 < len(kept) < 6
