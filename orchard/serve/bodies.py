@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from starlette.requests import Request
 
 from orchard.serve.errors import ApiError, invalid
@@ -26,6 +26,12 @@ class Body(BaseModel):
     """A request, or a part of one."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=(), hide_input_in_errors=True)
+
+
+def one_of(*words: str) -> Any:
+    """For a field of text that these are the sense of: descriptions list them, and whoever reads the field says what is wrong
+    with another one, in better words than a parser has."""
+    return WithJsonSchema({"type": "string", "enum": list(words)})
 
 
 B = TypeVar("B", bound=Body)

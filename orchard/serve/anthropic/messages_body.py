@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StrictBool, StrictInt, Tag
 
-from orchard.serve.bodies import Body
+from orchard.serve.bodies import Body, one_of
 from orchard.serve.openai.fields import MOST_TOKENS
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -25,7 +25,7 @@ Content = Annotated[
 class AnthropicBlock(Body):
     """A part of a message. `type` says which of the others it has; what does not belong to it is not looked at."""
 
-    type: str
+    type: Annotated[str, one_of("text", "tool_use", "tool_result", "thinking", "redacted_thinking")]
     text: str | None = None
     """text"""
     id: str | None = None
@@ -86,7 +86,7 @@ class AnthropicMetadata(Body):
 
 
 class AnthropicFormat(Body):
-    type: str
+    type: Annotated[str, one_of("json_schema")]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 

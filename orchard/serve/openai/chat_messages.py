@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic_core import from_json
 
+from orchard.serve.bodies import one_of
 from orchard.serve.errors import invalid, unsupported
 from orchard.serve.openai.fields import Exact
 from orchard.serve.settings import Limits
@@ -23,7 +24,7 @@ ROLES = {
 
 
 class Part(Exact):
-    type: str
+    type: Annotated[str, one_of("text", "refusal")]
     text: str | None = None
     refusal: str | None = None
 
@@ -39,7 +40,7 @@ class CallBody(Exact):
     """A tool call of an earlier answer. `index`, left from a stream, means nothing here."""
 
     id: str | None = None
-    type: str = "function"
+    type: Annotated[str, one_of("function")] = "function"
     function: CalledFunction | None = None
     index: Any = None
 
@@ -48,7 +49,7 @@ class ChatMessage(Exact):
     """`annotations` and `parsed` come back with answers that OpenAI's package wrote down; thoughts of earlier answers
     (`reasoning_content`, `reasoning`) are not shown to models again, as their makers advise."""
 
-    role: str
+    role: Annotated[str, one_of(*ROLES)]
     content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[CallBody] | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
+from orchard.serve.bodies import one_of
 from orchard.serve.errors import invalid, unsupported
 from orchard.serve.openai.constraints import checked_schema
 from orchard.serve.openai.fields import Exact
@@ -24,7 +25,7 @@ class FunctionBody(Exact):
 
 
 class ToolBody(Exact):
-    type: str
+    type: Annotated[str, one_of("function")]
     function: FunctionBody | None = None
 
 
@@ -33,17 +34,17 @@ class FunctionName(Exact):
 
 
 class NamedTool(Exact):
-    type: str = "function"
+    type: Annotated[str, one_of("function")] = "function"
     function: FunctionName | None = None
 
 
 class AllowedTools(Exact):
-    mode: str
+    mode: Annotated[str, one_of("auto", "required")]
     tools: list[NamedTool]
 
 
 class ChoiceBody(Exact):
-    type: str
+    type: Annotated[str, one_of("function", "allowed_tools")]
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from orchard.core.errors import OrchardError
-from orchard.serve.bodies import IGNORED, Body, ignored_header
+from orchard.serve.bodies import IGNORED, Body, ignored_header, one_of
 from orchard.serve.errors import api_error, invalid, unsupported
 from orchard.serve.settings import Limits
 from orchard.session.turn import Sampling
@@ -39,7 +39,7 @@ class StructuredOutputs(Exact):
 
 
 class ResponseFormat(Exact):
-    type: str
+    type: Annotated[str, one_of("text", "json_object", "json_schema")]
     json_schema: SchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     """With `json_object`, as llama.cpp takes it."""

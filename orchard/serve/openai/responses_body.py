@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from orchard.serve.bodies import one_of
 from orchard.serve.openai.fields import MOST_TOKENS, Exact
 
 MOST_LOGPROBS = 20
@@ -23,7 +24,7 @@ def _is_object(value: Any) -> str:
 class ResponsesPart(Exact):
     """A part of a message or of a tool's result. `annotations` and `logprobs` come back with answers."""
 
-    type: str
+    type: Annotated[str, one_of("input_text", "output_text", "refusal")]
     text: str | None = None
     refusal: str | None = None
     annotations: Any = None
@@ -63,7 +64,7 @@ class ResponsesItem(Exact):
 
 
 class ResponsesTool(Exact):
-    type: str
+    type: Annotated[str, one_of("function")]
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -72,12 +73,12 @@ class ResponsesTool(Exact):
 
 
 class ResponsesToolName(Exact):
-    type: str
+    type: Annotated[str, one_of("function")]
     name: str = ""
 
 
 class ResponsesToolChoice(Exact):
-    type: str
+    type: Annotated[str, one_of("function", "allowed_tools")]
     name: str | None = None
     mode: str | None = None
     """allowed_tools, with `tools`"""
@@ -90,7 +91,7 @@ Choice = Annotated[
 
 
 class ResponsesFormat(Exact):
-    type: str
+    type: Annotated[str, one_of("text", "json_object", "json_schema")]
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -164,14 +166,27 @@ def test_a_full_line_is_a_rate_limit(scripted_server: Callable[..., Serving]) ->
 
 
 def test_users_are_told_apart(scripted_server: Callable[..., Serving]) -> None:
-    serving = scripted_server([Answer("a b c d", delay=0.3), "x"], limits=Limits(per_client=1))
+    """Who has nothing running yet goes before who has."""
+    model = ScriptedModel(["word " * 1000, "word " * 1000, "short", "short"], delay=0.02)
+    serving = scripted_server(model, limits=Limits(running=2))
     ours = client(serving)
-    asked: dict[str, Any] = {"model": "scripted", "max_tokens": 9, "messages": HELLO}
-    with ours.messages.stream(**asked, metadata={"user_id": "ada"}) as stream:
-        next(iter(stream))
-        with pytest.raises(anthropic.RateLimitError):
-            ours.messages.create(**asked, metadata={"user_id": "ada"})
-        assert ours.messages.create(**asked, metadata={"user_id": "bob"}).content[0].text == "x"  # type: ignore[union-attr]
+
+    def asked(name: str, words: str) -> dict[str, Any]:
+        said = [{"role": "user", "content": words}]
+        return {"model": "scripted", "max_tokens": 3000, "messages": said, "metadata": {"user_id": name}}
+
+    first, second = (ours.messages.create(**asked("ada", words), stream=True) for words in ("a1", "a2"))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = []
+        for count, (name, words) in enumerate((("ada", "a3"), ("bob", "b1")), 1):
+            waiting.append(pool.submit(ours.messages.create, **asked(name, words)))
+            deadline = time.monotonic() + 20
+            while serving.service.gate.waiting < count and time.monotonic() < deadline:
+                time.sleep(0.005)
+        first.close()
+        assert all(one.result().content[0].text == "short" for one in waiting)
+    second.close()
+    assert model.prompts == ["a1", "a2", "b1", "a3"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
