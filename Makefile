@@ -71,6 +71,7 @@ fuzz: .venv/.dev .venv/.native ## the long fuzz runs (a short one is part of mak
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.weights_fuzz --count 200000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.checkpoint_fuzz --count 20000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.template_fuzz --count 20000
+	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.serve_fuzz --count 20000
 
 # A stamp is written last, so an interrupted set-up is taken up again the next time.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -112,6 +113,7 @@ $(PEERS)/.ready: constraints.txt | .venv/.runtime
 	$(BIN)/python -m venv $(PEERS); \
 	$(PEERS_PIP) $(TORCH); \
 	$(PEERS_PIP) transformers accelerate gguf numpy; \
+	$(PEERS_PIP) fastapi uvicorn sse-starlette starlette-context pydantic-settings PyYAML; \
 	clang=; \
 	for version in -16 -17 -18 -19 -20 -21 "" -15 -14; do \
 		if command -v "clang$$version" >/dev/null && command -v "clang++$$version" >/dev/null; then clang="$$version "; break; fi; \

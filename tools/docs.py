@@ -11,8 +11,9 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchard.core.report import Report
@@ -54,12 +55,17 @@ def cli_page(root: Path) -> dict[Path, str]:
 
     from orchard.cli.main import app
 
-    verbs = sorted(getattr(get_command(app), "commands", {}))
     parts = [NOTICE, "# The command line"]
-    for verb in ["", *verbs]:
-        name = f"orchard {verb}".strip()
-        parts.append(f"## {name}\n\n```text\n{help_text([verb] if verb else [])}\n```")
+    for verb in _verbs(get_command(app), []):
+        parts.append(f"## {' '.join(['orchard', *verb])}\n\n```text\n{help_text(verb)}\n```")
     return {root / "docs" / "cli.md": "\n\n".join(part.strip() for part in parts) + "\n"}
+
+
+def _verbs(command: Any, path: list[str]) -> Iterator[list[str]]:
+    """A command and those below it, by name."""
+    yield path
+    for name, below in sorted(getattr(command, "commands", {}).items()):
+        yield from _verbs(below, [*path, name])
 
 
 def help_text(verb: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`orchard bench engine`: this machine's figures for Orchard and its peers, side by side."""
+"""`orchard bench engine`: this machine's figures for Orchard and its peers, side by side. And the group of all benchmarks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from typing import Annotated
 
 import typer
 
+from orchard.cli.bench_serve import serve
 from orchard.cli.common import console, note, print_json
 from orchard.cli.options import JsonOption, ModelOption
 from orchard.core.errors import UsageError
 
-BENCHMARKS = ("engine",)
+app = typer.Typer(rich_markup_mode=None)
 
 
-def bench(
-    name: Annotated[str | None, typer.Argument(help="What to measure: engine.", show_default=False)] = None,
+@app.callback(invoke_without_command=True)
+def bench(context: typer.Context) -> None:
+    """Measure the engine beside its peers, or a server under load."""
+    if context.invoked_subcommand is None:
+        raise UsageError("which benchmark?", hint="`orchard bench engine` or `orchard bench serve`")
+
+
+@app.command("engine")
+def engine(
     model: ModelOption = "smollm2",
     rounds: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="How often everything is measured: 5, with --quick 1.")
@@ -36,9 +44,6 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the engine beside llama.cpp and transformers. Exit code 1 when a claim that was tested fails."""
-    if name not in BENCHMARKS:
-        asked = "which benchmark?" if name is None else f"no benchmark called {name!r}"
-        raise UsageError(asked, hint="there is one: `orchard bench engine`")
     from orchard.bench.engine import Options, run_and_save
 
     chosen = tuple(part.strip() for part in (only or "").split(",") if part.strip())
@@ -60,3 +65,6 @@ def bench(
         note(f"wrote {place}")
     if any(not claim.passed and claim.reason != "not tested" and claim.value is not None for claim in report.claims):
         raise typer.Exit(1)
+
+
+app.command("serve")(serve)

@@ -32,7 +32,12 @@ REQUIRED = {
     "typer": "typer",
 }
 EXTRAS = {
-    "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn", "httptools": "httptools", "prometheus_client": "prometheus-client"},
+    "serve": {
+        "fastapi": "fastapi",
+        "uvicorn": "uvicorn",
+        "httptools": "httptools",
+        "prometheus_client": "prometheus-client",
+    },
     "data": {"pyarrow": "pyarrow", "PIL": "pillow"},
     "evals": {"sklearn": "scikit-learn", "scipy": "scipy"},
     "cluster": {"ray": "ray"},

@@ -76,7 +76,8 @@ def run() -> None:
 def _usage(error: Any, arguments: Sequence[str], as_json: bool) -> int:
     from orchard.cli.verbs import app
 
-    verbs = {command.name for command in app.registered_commands}
+    known: list[Any] = [*app.registered_commands, *app.registered_groups]
+    verbs = {command.name for command in known}
     path = " ".join(["orchard", *[word for word in arguments[:1] if word in verbs]])
     facts = {"code": "usage", "message": error.format_message(), "hint": f"see `{path} --help`", "retryable": False}
     return _report(facts, int(getattr(error, "exit_code", 2)), as_json)
