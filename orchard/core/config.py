@@ -88,6 +88,8 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.partition(".")[0] == "torch":  # made of one of ours, to share a model out: it builds nothing
+            return
         nested = cls.__dict__.get("Config")
         if nested is not None:
             if "__dataclass_fields__" not in vars(nested):

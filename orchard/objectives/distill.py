@@ -1,0 +1,147 @@
+"""Distillation: a student learns the distribution that a teacher gives to the next token, not only the token.
+
+The teacher is only read: it is never changed, gets no gradient, and should come in `eval()` mode. It is a model like the
+student (its scores are then made chunk by chunk too), or a function `(ids, context) → scores [B, T, V]`, or one that gives
+`TopScores`, so that scores which were stored once serve many runs.
+
+With `top_k`, the teacher's k likeliest tokens count one by one and all others together as one outcome, for teacher and student
+alike. What is computed is then the exact divergence between those two coarser distributions. It is never larger than the
+divergence over the whole vocabulary (data-processing inequality), is equal to it where the tails are proportional, and says
+nothing about how the student spreads the rest. With `top_k` of at least the vocabulary it is the whole divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchard.core.batch import Batch, Loss
+from orchard.core.config import BaseConfig, Configurable, config
+from orchard.core.context import Context
+from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.objectives.base import Objective, Places, hidden_of, one_of, places, positive, share, wide
+from orchard.objectives.chunks import Sums, chunked_sums
+from orchard.objectives.divergence import DIVERGENCES
+from orchard.objectives.lm import cross_entropy
+
+
+@dataclass(frozen=True)
+class TopScores:
+    """A teacher's likeliest tokens at each place, at the objective's own temperature: the rest cannot be tempered later."""
+
+    log_probs: Tensor  # [B, T, K]
+    tokens: Tensor  # [B, T, K], int64
+    rest: Tensor
+    """[B, T]: the log-probability of all other tokens together."""
+
+
+class Distill(Configurable, Objective):
+    """(1 - hard)·τ²·divergence + hard·cross-entropy, at every place that has a target. Multiplying by τ² keeps gradients of the
+    same size at every temperature (arXiv 1503.02531). Parts: loss (the mixture), kl (without τ²), hard, tokens, correct."""
+
+    per = {"tokens": "", "correct": "tokens"}
+
+    @config
+    class Config(BaseConfig):
+        divergence: str = "forward"
+        """One of divergence.py."""
+        mix: float = 0.5
+        temperature: float = 1.0
+        hard: float = 0.0
+        """The share of plain cross-entropy with the targets."""
+        top_k: int | None = None
+        chunk: int | None = 1024
+        recompute: bool | None = None
+        skip: bool = True
+
+        def wire(self) -> None:
+            one_of("divergence", self.divergence, DIVERGENCES)
+            positive("temperature", self.temperature)
+            share("mix", self.mix)
+            share("hard", self.hard)
+            for name, value in (("top_k", self.top_k), ("chunk", self.chunk)):
+                if value is not None:
+                    positive(name, value)
+
+    def __init__(self, cfg: Config, *, teacher: Any) -> None:
+        if not callable(teacher) and not hasattr(teacher, "hidden"):
+            raise ConfigError(f"a {type(teacher).__name__} is no teacher", hint="give a model or a function of scores")
+        self.config = cfg
+        self.teacher = teacher
+
+    def __call__(self, model: Any, batch: Batch) -> Loss:
+        found = places(model, batch, skip=self.config.skip)
+        told, read = self._ask(batch, found)
+        sums = chunked_sums(
+            model,
+            found.hidden,
+            [found.targets, found.counted, found.weights, *told],
+            lambda scores, targets, counted, weights, *t: self._measure(scores, targets, counted, weights, *read(*t)),
+            chunk=self.config.chunk,
+            recompute=self.config.recompute,
+        )
+        return Loss(value=sums.pop("value"), weight=sums.pop("weight"), parts=sums)
+
+    @torch.no_grad()
+    def _ask(self, batch: Batch, found: Places) -> tuple[list[Tensor], Callable[..., tuple[Tensor, ...]]]:
+        """What the teacher says of each place, and how a chunk of it becomes log-probabilities (with tokens, if only some)."""
+        if hasattr(self.teacher, "hidden"):
+            return [_pick(hidden_of(self.teacher, batch), found)], lambda h: self._coarse(self.teacher.scores(h))
+        said = self.teacher(batch.ids, Context(positions=batch.positions, documents=batch.documents))
+        if isinstance(said, TopScores):
+            joined = torch.cat([said.log_probs, said.rest[..., None]], -1)
+            return [_pick(joined, found), _pick(said.tokens, found)], lambda p, tokens: (wide(p), tokens)
+        return [_pick(said, found)], self._coarse
+
+    @torch.no_grad()
+    def _coarse(self, scores: Tensor) -> tuple[Tensor, ...]:
+        """The teacher's log-probabilities [n, V]; or those of its likeliest and of the rest [n, K + 1], and which [n, K]."""
+        p = (wide(scores) / self.config.temperature).log_softmax(-1)
+        if self.config.top_k is None or self.config.top_k >= p.shape[-1]:
+            return (p,)
+        tokens = p.topk(self.config.top_k, dim=-1).indices
+        return merged(p, tokens), tokens
+
+    def _measure(
+        self, scores: Tensor, targets: Tensor, counted: Tensor, weights: Tensor, p: Tensor, tokens: Tensor | None = None
+    ) -> Sums:
+        scores = wide(scores)
+        weights = weights.to(scores.dtype)
+        q = (scores / self.config.temperature).log_softmax(-1)
+        if tokens is not None:
+            q = merged(q, tokens)
+        if p.shape != q.shape:
+            raise UnsupportedPair(
+                f"the teacher scores {p.shape[-1]} tokens and the student {q.shape[-1]}",
+                hint="give both one vocabulary",
+            )
+        distance = DIVERGENCES[self.config.divergence](p.to(q.dtype), q, self.config.mix)
+        hard, _ = cross_entropy(scores if self.config.hard else scores.detach(), targets)
+        mixture = (1 - self.config.hard) * self.config.temperature**2 * distance
+        value = (weights * (mixture + self.config.hard * hard)).sum()
+        with torch.no_grad():
+            correct = (scores.argmax(-1) == targets) & counted
+        return {
+            "value": value,
+            "weight": weights.sum(),
+            "loss": value.detach(),
+            "kl": (weights * distance.detach()).sum(),
+            "hard": (weights * hard.detach()).sum(),
+            "tokens": counted.sum(),
+            "correct": correct.sum(),
+        }
+
+
+def merged(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities of some tokens [n, K] one by one, and of all others together: [n, K + 1]."""
+    rest = log_probs.scatter(-1, tokens, float("-inf")).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, tokens), rest], -1)
+
+
+def _pick(values: Tensor, found: Places) -> Tensor:
+    flat = values.flatten(0, 1)
+    return flat if found.index is None else flat.index_select(0, found.index)

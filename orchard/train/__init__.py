@@ -1,0 +1,1 @@
+"""Training: optimisers, schedules, clipping, averages of weights."""
