@@ -6,6 +6,7 @@ used. Shapes: B rows, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -24,8 +25,15 @@ class Movable:
     """A dataclass of arrays, tensors and further such dataclasses."""
 
     def to(self: B, device: torch.device | str | None = None) -> B:
-        moved = {item.name: _moved(getattr(self, item.name), device) for item in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **moved)  # type: ignore[type-var]
+        return self._each(lambda value: _moved(value, device))
+
+    def part(self: B, start: int, stop: int) -> B:
+        """Some of the rows."""
+        return self._each(lambda value: value[start:stop])
+
+    def _each(self: B, change: Callable[[Any], Any]) -> B:
+        made = {item.name: _changed(getattr(self, item.name), change) for item in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **made)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,9 @@ class Batch(Movable):
     weights: Array | None = None
     """How much each target counts; None: all the same."""
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     @property
     def tokens(self) -> int:
         """Targets that count."""
@@ -56,6 +67,13 @@ class PairBatch(Movable):
     rejected: Batch
     reference: tuple[Array, Array] | None = None
 
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def tokens(self) -> int:
+        return self.chosen.tokens + self.rejected.tokens
+
 
 @dataclass(frozen=True)
 class GroupBatch(Movable):
@@ -69,6 +87,13 @@ class GroupBatch(Movable):
     groups: Array
     """[B]"""
 
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def tokens(self) -> int:
+        return self.batch.tokens
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -80,13 +105,14 @@ class Loss:
     """Further sums, for curves."""
 
 
-def _moved(value: Any, device: torch.device | str | None) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value).to(device, non_blocking=True)
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Movable):
-        return value.to(device)
+        return value._each(change)
     if isinstance(value, tuple):
-        return tuple(_moved(item, device) for item in value)
-    return value
+        return tuple(_changed(item, change) for item in value)
+    return value if value is None else change(value)
+
+
+def _moved(value: Any, device: torch.device | str | None) -> Any:
+    tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return tensor.to(device, non_blocking=True)

@@ -76,8 +76,7 @@ class Watched:
         return cache
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """Every byte, five longer tokens, and one end token, which the decoder below would hardly ever choose."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
@@ -103,6 +102,11 @@ def tokenizer() -> Tokenizer:
             chat_template=None,
         )
     )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="session")
