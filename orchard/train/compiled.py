@@ -1,0 +1,136 @@
+"""Blocks compiled by torch.compile, each kind once, with the reason where one cannot be.
+
+A block reads and writes its step's context, which is different for every layer: dictionaries that grow, a layer's own number.
+Compiled as it stands, each layer would be compiled for itself. So what is compiled is a function of tensors alone: it makes a
+small context of its own inside, and what a block leaves behind (keys and values, collected losses) comes back as results and is
+put into the real context outside. Blocks of the same class, shapes and settings then share one compilation.
+
+Blocks that read another layer's keys, that are run with stores, or that torch cannot trace as one graph are run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchard.core.context import Context, KVView, Rotate
+from orchard.train.parallel_shards import layers_of
+
+Result = tuple[Tensor, "KVView | None", dict[str, list[Tensor]]]
+
+
+@dataclass
+class Compiled:
+    """What became of a model's blocks: how many are compiled, and why others are not (by the name of the block)."""
+
+    blocks: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Grows when a block is first run: only then does torch see whether it can be compiled."""
+
+
+def compiled(model: nn.Module, *, backend: str = "inductor", dynamic: bool | None = False) -> Compiled:
+    """Compile the blocks of a model, in place, when they are first run. Before `recompute` and `spread`."""
+    names = {module: name for name, module in model.named_modules()}
+    report = Compiled()
+    shared: dict[type, Callable[..., Result]] = {}
+    for layer in layers_of(model):
+        name = names[layer]
+        reason = _obstacle(layer)
+        if reason is not None:
+            report.reasons[name] = reason
+            continue
+        kind = type(layer)
+        if kind not in shared:
+            shared[kind] = torch.compile(_alone(kind), fullgraph=True, dynamic=dynamic, backend=backend)
+        layer.__dict__["_compiled"] = _Slot(name, shared[kind], report)
+        layer.forward = MethodType(_forward, layer)
+        report.blocks += 1
+    return report
+
+
+@dataclass
+class _Slot:
+    """What a compiled block keeps: itself compiled, until that turns out to be impossible."""
+
+    name: str
+    call: Callable[..., Result] | None
+    report: Compiled
+    proven: bool = False
+
+    def __deepcopy__(self, memo: Any) -> _Slot:
+        return _Slot(self.name, self.call, self.report, self.proven)
+
+
+class _Apart(Context):
+    """A context of one block alone: whatever the number of its layer, keys and values are kept under the same name."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor, rotate: Rotate | None = None) -> KVView:
+        return super().append(0, k, v, rotate)
+
+
+def _alone(kind: type) -> Callable[..., Result]:
+    """The forward pass of a class of blocks as a function of tensors."""
+    plain: Any = kind.forward  # type: ignore[attr-defined]
+
+    def block(self: Any, x: Tensor, positions: Tensor, documents: Tensor | None) -> Result:
+        context = _Apart(positions=positions, documents=documents)
+        y = plain(self, x, context)
+        return y, context.views.get(0), context.collected
+
+    return block
+
+
+def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
+    slot: _Slot = self._compiled
+    if slot.call is None or context.cache is not None:
+        return _eager(self, x, context)
+    try:
+        y, view, collected = slot.call(self, x, context.positions, context.documents)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        # Compilers fail in too many ways to name: on its first run any error counts as theirs. If the block itself is at
+        # fault, running it as it is raises what is wrong. Later, errors may be signals (a recomputation that has enough).
+        if slot.proven and not isinstance(error, _refusals()):
+            raise
+        out = _eager(self, x, context)
+        slot.report.reasons[slot.name] = _reason(error)
+        slot.report.blocks -= 1
+        slot.call = None
+        return out
+    slot.proven = True
+    if view is not None:
+        context.views[self.config.layer] = view
+    for name, values in collected.items():
+        for value in values:
+            context.collect(name, value)
+    return y
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What torch raises when it cannot compile for new shapes, or would have to for too many."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def _eager(self: Any, x: Tensor, context: Context) -> Tensor:
+    out: Tensor = type(self).forward(self, x, context)
+    return out
+
+
+def _obstacle(layer: nn.Module) -> str | None:
+    store = getattr(getattr(getattr(layer, "mixer", None), "config", None), "store", None)
+    if store is not None and store.owner is not None:
+        return f"it reads the keys and values of layer {store.owner}"
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,156 @@
+"""How a run is cut over processes: a mesh with named dimensions, and a model spread over it in place.
+
+Data parallelism is FSDP2 in every case (`fully_shard`; the ideas are those of arXiv 1910.02054 and 2304.11277). With `shard` each
+process keeps its share of every parameter, gradient and optimiser state; without, the shards are of one process each, and
+gradients are exchanged by the same code. Gradients are SUMS over processes and never means: what a step is divided by is the
+total weight of its losses, which the loop knows.
+
+Names of parameters stay what they were, and all of them become DTensors on the same mesh, so that optimisers, norms and
+checkpoints need to know nothing of how they are cut.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from orchard.core.config import BaseConfig, Configurable, config
+from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.train.parallel_experts import split_experts
+from orchard.train.parallel_shards import shard
+from orchard.train.parallel_tensor import split_tensors
+from orchard.train.world import World
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Mesh(Configurable):
+    """The processes as a grid. `dims` is torch's mesh with dimensions data, (solo,) and tensor or expert; None: one process."""
+
+    @config
+    class Config(BaseConfig):
+        data: int = -1
+        """Processes that read different data; -1: as many as the other dimensions leave."""
+        tensor: int = 1
+        """Processes that compute each layer together, on the same data."""
+        expert: int = 1
+        """Processes that hold different experts of every mixture, and read the same data."""
+        pipeline: int = 1
+        shard: bool = True
+        """Keep parameters, gradients and optimiser states in shards over `data`; False: all of them on every process."""
+
+        def wire(self) -> None:
+            for name in ("tensor", "expert", "pipeline"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"mesh.{name} is {getattr(self, name)}", hint="use a whole number from 1")
+            if self.data < 1 and self.data != -1:
+                raise ConfigError(f"mesh.data is {self.data}", hint="use a whole number from 1, or -1 for the rest")
+            if self.pipeline > 1:
+                raise UnsupportedPair(
+                    f"mesh.pipeline is {self.pipeline}: pipelines are not built yet, because objectives ask one process for "
+                    "hidden vectors and scores, and a pipeline has them on different ones",
+                    hint="use data (with shard=True, which also divides the memory of parameters) and tensor",
+                )
+            if self.tensor > 1 and self.expert > 1:
+                raise UnsupportedPair(
+                    f"mesh.tensor {self.tensor} with mesh.expert {self.expert}",
+                    hint="use one of them; tensor also cuts experts, each of them",
+                )
+
+    def __init__(self, cfg: Config, *, here: World) -> None:
+        self.config = cfg
+        other = cfg.tensor * cfg.expert
+        data = here.size // other if cfg.data == -1 else cfg.data
+        if data * other != here.size or data < 1:
+            asked = "the rest" if cfg.data == -1 else cfg.data
+            raise ConfigError(
+                f"a mesh of data {asked} x tensor {cfg.tensor} x expert {cfg.expert} for {here.size} processes "
+                f"(it would need {max(data, 1) * other})",
+                hint="their product has to be the number of processes; data=-1 takes what the others leave",
+            )
+        self.data = data
+        self.other = "expert" if cfg.expert > 1 else "tensor"
+        """The dimension whose processes read the same data."""
+        self.dims: DeviceMesh | None = None
+        if here.size > 1:
+            names = ("data", self.other) if cfg.shard else ("data", "solo", self.other)
+            sizes = (data, other) if cfg.shard else (data, 1, other)
+            self.dims = init_device_mesh(here.device.type, sizes, mesh_dim_names=names)
+            if other > 1:
+                self.dims._flatten("all")  # norms are then added up over all processes at once
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the data this process reads: the source's number, of `data` in all."""
+        return 0 if self.dims is None else self.dims.get_local_rank("data")
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        return None if self.dims is None else self.dims.get_group("data")
+
+
+class Spread(Configurable):
+    """The settings of `spread`."""
+
+    @config
+    class Config(BaseConfig):
+        compute: str | None = None
+        """What layers compute in under data parallelism ("bfloat16"), while parameters stay as they are; None: as they are."""
+        reduce: str | None = "float32"
+        """What gradients are added up in; None: as they come."""
+        keep: bool = False
+        """Keep the layers' whole parameters from the forward to the backward pass: less is sent, more memory is used."""
+        check: bool = True
+        """See that all processes begin with the same weights."""
+
+        def wire(self) -> None:
+            for name in ("compute", "reduce"):
+                value = getattr(self, name)
+                if value is not None and value not in DTYPES:
+                    raise ConfigError(f"spread.{name} is {value!r}", hint="use one of " + ", ".join(DTYPES))
+
+    def __init__(self, cfg: Config) -> None:
+        self.config = cfg
+
+
+def spread(model: nn.Module, mesh: Mesh, cfg: Spread.Config | None = None) -> nn.Module:
+    """Cut a model over the mesh, in place; the same model comes back. Recomputation and compilation go before this, the
+    optimiser after it. On one process nothing is done."""
+    cfg = (cfg or Spread.Config()).complete()
+    if mesh.dims is None:
+        return model
+    if cfg.check:
+        _check_same(model, mesh.dims)
+    if mesh.dims[mesh.other].size() > 1:
+        cut = split_experts if mesh.other == "expert" else split_tensors
+        cut(model, mesh.dims[mesh.other])
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if cfg.compute is None else DTYPES[cfg.compute],
+        reduce_dtype=None if cfg.reduce is None else DTYPES[cfg.reduce],
+        cast_forward_inputs=False,  # a model embeds in the dtype of its parameters: nothing is left to cast
+    )
+    over = mesh.dims["data"] if mesh.config.shard else mesh.dims["data", "solo"]
+    shard(model, over, policy, keep=cfg.keep or not mesh.config.shard)
+    return model
+
+
+def _check_same(model: nn.Module, dims: DeviceMesh) -> None:
+    """All processes cut their own copy, so the copies have to be equal: two sums of every parameter tell."""
+    named = list(model.named_parameters())
+    if any(parameter.is_meta for _, parameter in named):
+        raise ConfigError("a model without weights (meta) was to be spread", hint="fill it on every process first")
+    sums = torch.stack(
+        [torch.stack([p.detach().double().sum(), p.detach().double().square().sum()]) for _, p in named]
+    ).to(dims.device_type)
+    low, high = sums.clone(), sums.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    differs = ((low != high) & ~(sums.isnan())).any(-1).nonzero().flatten().tolist()
+    if differs:
+        raise ConfigError(
+            f"the processes begin with different weights: {named[differs[0]][0]} (and {len(differs) - 1} more)",
+            hint="build the model from the same seed, or load the same file, on every process",
+        )
