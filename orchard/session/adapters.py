@@ -142,7 +142,7 @@ class Adapters:
     def _made(self, names: tuple[str, ...], adapters: list[Adapter]) -> Model:
         from orchard.session.model import Model
 
-        sides, biases = _together(adapters)
+        sides, biases = together(adapters)
         base = self._later
         named: dict[str, Any] = {"name": "+".join((self._name, *names)), "source": self._source}
         later = Later(lambda: _with_sides(base(), sides, biases))
@@ -188,7 +188,8 @@ def _dropped(engine: Engine, name: str) -> None:
     engine.prefixes.drop(name)
 
 
-def _together(adapters: Sequence[Adapter]) -> tuple[Sides, Biases]:
+def together(adapters: Sequence[Adapter]) -> tuple[Sides, Biases]:
+    """All side paths and biases by the path of their linear map."""
     sides: Sides = {}
     biases: Biases = {}
     for adapter in adapters:

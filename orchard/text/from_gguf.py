@@ -79,7 +79,7 @@ def _pieces(metadata: Mapping[str, Any], tokens: list[str], types: list[int], ki
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocab = _vocab(tokens)
-    merges = _written_merges(metadata, vocab) if kind == "gemma4" else _merges_from_scores(metadata, tokens, types)
+    merges = _written_merges(metadata, vocab) if kind == "gemma4" else _scored_merges(metadata, tokens, types)
     unknown = _token_id(metadata, "unknown_token_id", len(tokens))
     has_bytes = types.count(BYTE) == 256 or f"<0x{0:02X}>" in vocab
     model = guarded(
@@ -103,10 +103,15 @@ def _pieces(metadata: Mapping[str, Any], tokens: list[str], types: list[int], ki
     return backend
 
 
-def _merges_from_scores(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
+def _scored_merges(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
     scores = _array(metadata, "scores")
     if scores is None or len(scores) != len(tokens):
         raise BadFile("the GGUF tokenizer needs one score per token", hint=_BAD_HINT)
+    return merges_from_scores(scores, tokens, types)
+
+
+def merges_from_scores(scores: Sequence[Any], tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
+    """The merges of a SentencePiece vocabulary, best first: whatever two entries make a third, by the third's score."""
     # Only ordinary entries merge: control, byte and user-defined ones are never built out of pieces.
     score = {text: float(value) for text, value, type_ in zip(tokens, scores, types) if type_ == NORMAL}
     found: list[tuple[float, int, str, str]] = []
@@ -132,12 +137,13 @@ def _written_merges(metadata: Mapping[str, Any], vocab: dict[str, int]) -> list[
 
 
 def _add_tokens(backend: Any, tokens: list[str], types: list[int]) -> None:
-    """Control and user-defined entries are matched whole in the text, before anything is split."""
+    """Control and user-defined entries are matched whole in the text, before anything is split; so is "unknown", which the same
+    model's tokenizer.json calls special."""
     from tokenizers import AddedToken
 
-    for type_, special in ((CONTROL, True), (USER_DEFINED, False)):
+    for matched, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
         added = [
-            AddedToken(t, special=special, normalized=False) for t, kind in zip(tokens, types) if kind == type_ and t
+            AddedToken(t, special=special, normalized=False) for t, kind in zip(tokens, types) if kind in matched and t
         ]
         if special:
             backend.add_special_tokens(added)

@@ -2,8 +2,8 @@
 
 y = W x + b + scale · B (A x), with scale = alpha / r, or alpha / √r (rank-stabilised, arXiv 2312.03732). B begins as zeros, so
 the model begins as it was. `Lora` is the transform of a config tree; `attach` does the same to a model that is built, which
-then shares every tensor with it, and `with_sides` puts trained side paths there. Names of parameters stay what they were
-(`stack.layers.0.mixer.q.weight`), with `lora_a` and `lora_b` beside them.
+then shares every tensor with it, and `with_sides` puts trained side paths there, also those of DoRA (arXiv 2402.09353). Names
+of parameters stay what they were (`stack.layers.0.mixer.q.weight`), with `lora_a` and `lora_b` beside them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,28 @@ class LoraLinear(Linear):
         r = int(self.config.r)
         return float(self.config.alpha) / (math.sqrt(r) if self.config.rslora else r)
 
+    @property
+    def gain(self) -> Tensor | None:
+        """DoRA (arXiv 2402.09353): what each row of the adapted weight is multiplied with, so that it gets its own length."""
+        return self._buffers.get("lora_gain")
+
+    def set_magnitude(self, magnitude: Tensor) -> None:
+        """Give the rows of the adapted weight these lengths. They are measured now: A and B must not change any more."""
+        with torch.no_grad():
+            lengths = self._adapted().norm(dim=1)
+            self.register_buffer("lora_gain", magnitude.to(lengths) / lengths.clamp_min(1e-20), persistent=False)
+
+    def _adapted(self) -> Tensor:
+        return self.dense(torch.float32) + self.scale * (self.lora_b.float() @ self.lora_a.float())
+
     def forward(self, x: Tensor) -> Tensor:
         seen = functional.dropout(x, self.config.dropout, self.training)
         narrow = functional.linear(seen, self.lora_a.to(x.dtype))
-        return super().forward(x) + self.scale * functional.linear(narrow, self.lora_b.to(x.dtype))
+        side = self.scale * functional.linear(narrow, self.lora_b.to(x.dtype))
+        if self.gain is None:
+            return super().forward(x) + side
+        y = (self.format.matmul(x, self.packed()) + side) * self.gain.to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def merge(self) -> Linear:
         """One plain linear map that does the same. A packed weight would be rounded again by that, and is refused."""
@@ -98,12 +116,17 @@ class LoraLinear(Linear):
         made.config = self.config.derive(Linear)
         for name in ("lora_a", "lora_b"):
             del made._parameters[name]
+        made._buffers.pop("lora_gain", None)
         with torch.no_grad():
-            weight = self.dense(torch.float32) + self.scale * (self.lora_b.float() @ self.lora_a.float())
+            weight = self._adapted() if self.gain is None else self._adapted() * self.gain[:, None]
             made.assign(weight.to(self._first().dtype))
         return made
 
     def lower(self, builder: Builder, x: Value, path: str) -> Value:
+        if self.gain is not None:
+            raise UnsupportedPair(
+                f"{path}: no plan has DoRA's magnitudes", hint="merge the adapter, or run it in torch"
+            )
         y = builder.linear(x, self.native(), floats(self.bias), path=path)
         a, b = floats(self.lora_a), floats(self.lora_b)
         assert a is not None and b is not None
@@ -137,7 +160,7 @@ class Lora:
         configs = {_dotted(path): node.config for path, node in model.named_modules() if isinstance(node, _MODULES)}
         found = {path.replace("[", ".").replace("]", "") for path in self._paths(configs)}
         kept: dict[str, Any] = {"r": self.r, "alpha": self.alpha, "rslora": self.rslora, "dropout": self.dropout}
-        return _replaced(model, {path: lambda linear: LoraLinear.around(linear, **kept) for path in found})
+        return _replaced(model, {path: lambda linear: LoraLinear.around(linear, **kept) for path in sorted(found)})
 
     def _wrapped(self, node: Any) -> Any:
         kept = {"r": self.r, "alpha": self.alpha, "rslora": self.rslora, "dropout": self.dropout}
@@ -174,15 +197,20 @@ _KINDS = (Linear.Config, GroupedLinear.Config)
 _MODULES = (Linear, GroupedLinear)
 
 
-def with_sides(model: M, sides: Mapping[str, Sequence[Side]], biases: Mapping[str, Sequence[Any]] | None = None) -> M:
+def with_sides(
+    model: M,
+    sides: Mapping[str, Sequence[Side]],
+    biases: Mapping[str, Sequence[Any]] | None = None,
+    magnitudes: Mapping[str, Any] | None = None,
+) -> M:
     """A twin of a built model with trained side paths, by module path; those of one module are joined into one.
 
     It shares every tensor with the model, which is not changed. `biases` stand in place of a module's own; of several, each
-    counts by how far it is from that.
+    counts by how far it is from that. `magnitudes` are DoRA's, of modules with one side path: the lengths of several do not add.
     """
     makers: dict[str, Callable[[Any], nn.Module]] = {}
     for path in {*sides, *(biases or {})}:
-        makers[path] = _maker(path, sides.get(path, ()), (biases or {}).get(path, ()))
+        makers[path] = _maker(path, sides.get(path, ()), (biases or {}).get(path, ()), (magnitudes or {}).get(path))
     return _replaced(model, makers)
 
 
@@ -230,14 +258,22 @@ def _dotted(path: str) -> str:
     return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".")).removeprefix(".")
 
 
-def _maker(path: str, sides: Sequence[Side], biases: Sequence[Any]) -> Callable[[Any], nn.Module]:
+def _maker(
+    path: str, sides: Sequence[Side], biases: Sequence[Any], magnitude: Any = None
+) -> Callable[[Any], nn.Module]:
     def make(linear: Any) -> nn.Module:
         if type(linear) not in (Linear, LoraLinear):
             raise UnsupportedPair(f"{path} is a {type(linear).__name__}, which takes no side path", hint="adapt others")
         found = [*sides, *([(linear.lora_a, linear.lora_b, linear.scale)] if type(linear) is LoraLinear else [])]
         made = _twin(linear)
+        if (magnitude is not None and len(found) != 1) or getattr(linear, "gain", None) is not None:
+            raise UnsupportedPair(
+                f"{path} has several side paths, and one is DoRA's", hint="apply a DoRA adapter alone"
+            )
         if found:
             made = _joined(path, linear, found)
+            if magnitude is not None:
+                made.set_magnitude(_floats(magnitude, made.lora_a.device))
         if biases:
             own = torch.zeros(linear.shape[0]) if linear.bias is None else linear.bias.detach()
             away = sum(torch.as_tensor(bias).to(own) - own for bias in biases)

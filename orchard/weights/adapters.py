@@ -1,13 +1,9 @@
 """PEFT adapters in and out: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 
 What is read is LoRA: for some linear maps of a base model two small matrices A and B and a scale, by Orchard's paths of those
-maps. Everything else that PEFT can write (DoRA, whole modules, embeddings, experts …) is refused by name: a part of an adapter
-that is left out makes another adapter. Nothing here needs torch but writing.
-
-**The base's signature** (`orchard_base` in the config) says which model an adapter was made for. It is a SHA-256 over the names
-and shapes of all tensors and over the values of those with one dimension (norms and biases), rounded to bfloat16. No format of
-weights packs those, so the signature is the same for a model in its folder, in every GGUF type and in memory, and other for one
-that was trained further. It cannot tell models apart that differ in their matrices alone.
+maps; and, for who asks for it, DoRA's magnitudes beside them (arXiv 2402.09353). Everything else that PEFT can write (whole
+modules, embeddings, experts …) is refused by name: a part of an adapter that is left out makes another adapter. Nothing here
+needs torch but writing. What an adapter is in memory, and how a base signs itself, is in `adapter_parts`.
 """
 
 from __future__ import annotations
@@ -18,26 +14,26 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from orchard.core.digest import sha256
 from orchard.core.errors import BadFile, ModelNotFound, UnsupportedFormat, UsageError
 from orchard.core.files import disk_errors, write_text
+from orchard.weights.adapter_parts import VERSION
+from orchard.weights.adapter_parts import Adapter as Adapter
+from orchard.weights.adapter_parts import Base as Base
+from orchard.weights.adapter_parts import OtherBase as OtherBase
+from orchard.weights.adapter_parts import Side as Side
+from orchard.weights.adapter_parts import hf_modules as hf_modules
+from orchard.weights.adapter_parts import signature as signature
+from orchard.weights.adapter_parts import standard_path as standard_path
 from orchard.weights.mapped import AGAIN, json_object
 from orchard.weights.safetensors import SafetensorsFile, write_safetensors
 
-if TYPE_CHECKING:
-    from orchard.models.zoo import Family
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-VERSION = "1:"
-"""Of the signature; one of another version is as good as none."""
 DISAGREE = "its config and its weights disagree: one of them is damaged, or of another adapter"
 # Fields that say how an adapter was trained, or what its tensors say too.
 _HARMLESS = """auto_mapping base_model_name_or_path revision task_type inference_mode peft_version peft_type r lora_alpha
@@ -45,91 +41,18 @@ lora_dropout target_modules exclude_modules fan_in_fan_out bias use_rslora init_
 rank_pattern alpha_pattern megatron_core loftq_config eva_config qalora_group_size runtime_config orchard_base"""
 # Ways to begin that also change the base model's weights: without that changed base the tensors mean nothing.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-_STANDARD = re.compile(
-    r"(?:model\.|language_model\.model\.|model\.language_model\.)?layers\.(\d{1,6})\."
-    r"(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj"
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(.{1,200}?)\."
+    r"(?:lora_([AB])\.weight|lora_(magnitude)_vector(?:\.weight)?|(?:base_layer\.)?bias)"
 )
-_TENSOR = re.compile(r"(?:base_model\.model\.)?(.{1,200}?)\.(?:lora_([AB])\.weight|(?:base_layer\.)?bias)")
-
-
-class OtherBase(BadFile):
-    """An adapter was made for another base model; both are named."""
-
-    code = "adapter-base"
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """A [rank, in] and B [out, rank] in float32, and what their product is multiplied with."""
-
-    a: np.ndarray
-    b: np.ndarray
-    scale: float
-
-
-@dataclass(frozen=True, eq=False)
-class Base:
-    """The model that an adapter is held against."""
-
-    name: str
-    signature: str
-    shapes: Mapping[str, tuple[int, ...]]  # of every tensor, by Orchard's name
-    modules: Callable[[], Mapping[str, str]] | None = None
-    """Hugging Face's names of linear maps → Orchard's paths; asked where the usual names do not do."""
-
-
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """An adapter in memory, by Orchard's paths of the linear maps (`stack.layers.0.mixer.q`)."""
-
-    sides: Mapping[str, Side]
-    biases: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Trained in place of the base's own."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """As its file has it."""
-    notes: tuple[str, ...] = ()
-    """What could not be checked."""
-
-    @property
-    def digest(self) -> str:
-        """Tells this adapter from every other: a hash of all it would do to a model."""
-        lines = [f"{path} {side.scale!r} {_hash(side.a)} {_hash(side.b)}" for path, side in sorted(self.sides.items())]
-        lines += [f"{path} {_hash(bias)}" for path, bias in sorted(self.biases.items())]
-        return sha256("\n".join(lines).encode()).hex()
-
-
-def signature(shapes: Mapping[str, tuple[int, ...]], vectors: Mapping[str, np.ndarray]) -> str:
-    """The signature of a model from the shapes of its tensors and the values of those with one dimension."""
-    lines = [f"{name} {list(shapes[name])}" for name in sorted(shapes)]
-    for name in sorted(vectors):
-        bits = np.ascontiguousarray(vectors[name], np.float32).view(np.uint32).astype(np.uint64)
-        lines.append(f"{name} {_hash(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))}")
-    return VERSION + sha256("\n".join(lines).encode()).hex()
-
-
-def hf_modules(family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """A family's names of its linear maps → Orchard's paths."""
-    found: dict[str, str] = {}
-    for ours in (name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2):
-        with suppress(KeyError):
-            mixture = ".router." in ours
-            found[family.hf_name(ours, mixture=mixture).removesuffix(".weight")] = ours.removesuffix(".weight")
-    return found
-
-
-def standard_path(hf_module: str) -> str | None:
-    """Orchard's path of a linear map by the name that nearly all families give it; None where it is no such name."""
-    match = _STANDARD.fullmatch(hf_module)
-    if match is not None:
-        return f"stack.layers.{match[1]}.{f'mixer.{match[2]}' if match[2] else f'mlp.{match[3]}'}"
-    return "head" if hf_module == "lm_head" else None
 
 
 # Reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_adapter(path: Path | str, base: Base | None = None) -> Adapter:
-    """Read a PEFT folder. With a `base`, what does not fit it is refused before any weights are read.
+def read_adapter(path: Path | str, base: Base | None = None, *, dora: bool = False) -> Adapter:
+    """Read a PEFT folder. With a `base`, what does not fit it is refused before any weights are read. `dora`: the caller knows
+    what to do with magnitudes.
 
     `ModelNotFound` where there is no such folder, `BadFile` where it is damaged, `UnsupportedFormat` names what Orchard does
     not do, `OtherBase` names both models where it was made for another one.
@@ -138,7 +61,7 @@ def read_adapter(path: Path | str, base: Base | None = None) -> Adapter:
     if not path.is_dir():
         raise ModelNotFound(f"there is no adapter folder {path}", hint="name a folder as saved by PEFT")
     try:
-        reader = _Reader(path, json_object(_file(path, CONFIG, 1 << 20).read_bytes(), str(path / CONFIG)), base)
+        reader = _Reader(path, json_object(_file(path, CONFIG, 1 << 20).read_bytes(), str(path / CONFIG)), base, dora)
         with SafetensorsFile.open(_file(path, WEIGHTS, 16 << 30)) as file:
             return reader.read(file)
     except OSError as error:
@@ -161,8 +84,9 @@ def _file(path: Path, name: str, most: int) -> Path:
 class _Reader:
     """Holds a config against the base and the file before it reads a tensor."""
 
-    def __init__(self, path: Path, config: dict[str, Any], base: Base | None) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], base: Base | None, dora: bool) -> None:
         self.name, self.config, self.base = f"the adapter {path.name}", config, base
+        self.dora = dora and config.get("use_dora") is True
         self.shapes: Mapping[str, tuple[int, ...]] = {} if base is None else base.shapes
         self.refuse_features()
         self.notes = self.check_base()
@@ -176,14 +100,16 @@ class _Reader:
         sides = {ours: Side(a[module], b[module], scales[module]) for module, ours in adapted.items()}
         biased = {module: tensors[module, "bias"] for module in paths if (module, "bias") in tensors}
         biases = {paths[module]: _floats(file, name) for module, name in biased.items()}
-        return Adapter(sides, biases, self.config, self.notes)
+        sizes = {module: tensors[module, "magnitude"] for module in paths if (module, "magnitude") in tensors}
+        magnitudes = {paths[module]: _floats(file, name) for module, name in sizes.items()}
+        return Adapter(sides, biases, self.config, self.notes, magnitudes)
 
     def refuse_features(self) -> None:
         kind, start = self.config.get("peft_type", "LORA"), self.config.get("init_lora_weights")
         if kind != "LORA":
             raise UnsupportedFormat(f"{self.name} is of kind {str(kind)[:40]!r}", hint="Orchard runs LoRA adapters")
         for name, value in self.config.items():
-            if value and name not in _HARMLESS.split():
+            if value and name not in _HARMLESS.split() and not (name == "use_dora" and self.dora):
                 raise UnsupportedFormat(
                     f"{self.name} uses {name[:60]} = {str(value)[:60]}, which Orchard does not do",
                     hint="train it without, or merge it into its base with PEFT",
@@ -209,16 +135,16 @@ class _Reader:
         return ()
 
     def tensors(self, file: SafetensorsFile) -> dict[tuple[str, str], str]:
-        """(Hugging Face's module, "A", "B" or "bias") → the file's name of the tensor."""
+        """(Hugging Face's module, "A", "B", "magnitude" or "bias") → the file's name of the tensor."""
         found: dict[tuple[str, str], str] = {}
         for name in file.tensors:
             match = _TENSOR.fullmatch(name)
-            if match is None:
+            if match is None or (match[3] and not self.dora):
                 raise UnsupportedFormat(
                     f"{self.name} holds {name[:120]!r}, which is no side path of a linear map",
                     hint="Orchard adapts linear maps; leave embeddings and whole modules out",
                 )
-            key = (match[1], match[2] or "bias")
+            key = (match[1], match[2] or match[3] or "bias")
             if key in found:
                 raise BadFile(f"{self.name} holds {key[0]} twice", hint=AGAIN)
             found[key] = name
@@ -251,6 +177,10 @@ class _Reader:
         a, b, bias = (None if name is None else file.tensors[name].shape for name in names)
         if (a is None) != (b is None):
             raise BadFile(f"{self.name} has only half of the side path of {module}", hint=AGAIN)
+        size = tensors.get((module, "magnitude"))
+        shape = None if size is None else file.tensors[size].shape
+        if shape != ((b[0],) if self.dora and b else None):
+            raise BadFile(f"{self.name} has magnitudes of shape {shape} for {module}", hint=DISAGREE)
         weight, own_bias = self.shapes.get(f"{ours}.weight"), self.shapes.get(f"{ours}.bias")
         fits = bias is None or self.base is None or bias == own_bias
         rank = 0
@@ -317,10 +247,6 @@ def _floats(file: SafetensorsFile, name: str) -> np.ndarray:
     return values.reshape(info.shape)
 
 
-def _hash(array: np.ndarray) -> str:
-    return sha256(np.ascontiguousarray(array).tobytes()).hex()
-
-
 # Writing ----------------------------------------------------------------------------------------------------------------
 
 
@@ -333,11 +259,13 @@ def write_adapter(
     rslora: bool = False,
     dtype: str = "float32",
     more: Mapping[str, Any] | None = None,
+    biases: Mapping[str, np.ndarray] | None = None,
+    magnitudes: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write a folder that PEFT and Orchard read, whole or not at all; it must not be there yet.
 
     `base` is the model that the adapter was made for, `base_name` where others find it, `more` further fields of the config
-    (`task_type`, `lora_dropout`).
+    (`task_type`, `lora_dropout`); `biases` and `magnitudes` as in `Adapter`.
     """
     import torch
 
@@ -348,14 +276,16 @@ def write_adapter(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UsageError(f"adapters are not written as {dtype!r}", hint="use float32, bfloat16 or float16")
     own = {ours: module for module, ours in (base.modules() if base.modules else {}).items()}
-    named = {own.get(ours) or _standard_name(ours): side for ours, side in sides.items()}
+    name_of = {ours: own.get(ours) or _standard_name(ours) for ours in (*sides, *(biases or ()))}
+    named = {name_of[ours]: side for ours, side in sides.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name or base.name,
         "inference_mode": True,
-        "bias": "none",
+        "bias": "all" if biases else "none",
         "use_rslora": rslora,
+        **({"use_dora": True} if magnitudes else {}),
         **_numbers(named, rslora),
         **(more or {}),
         "orchard_base": base.signature,
@@ -365,6 +295,10 @@ def write_adapter(
         for module, side in named.items()
         for part, values in (("A", side.a), ("B", side.b))
     }
+    for ours, size in (magnitudes or {}).items():  # in float32: they are few, and each scales a whole row
+        tensors[f"base_model.model.{name_of[ours]}.lora_magnitude_vector"] = torch.tensor(size)
+    for ours, bias in (biases or {}).items():
+        tensors[f"base_model.model.{name_of[ours]}.base_layer.bias"] = torch.tensor(bias)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))

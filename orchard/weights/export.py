@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from orchard.core.config_text import diff
 from orchard.core.errors import ConfigError, UnsupportedFormat, UsageError
+from orchard.core.progress import Advance, progress
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, family_of
 from orchard.nn.attention import Attention, Rotary, scaling
@@ -57,7 +59,9 @@ def save_folder(
             tensors[name] = Lazy(shape, dtype, partial(_dense, module, attribute, dtype))
     config = {**hf_config, "dtype": str(dtype).removeprefix("torch.")}
     config.pop("torch_dtype", None)
-    write_folder(path, config, tensors, extra_files=extra_files or {})
+    with progress(f"writing {path.name}", total=len(tensors)) as advance:
+        counted = {name: replace(lazy, load=partial(_counted, lazy.load, advance)) for name, lazy in tensors.items()}
+        write_folder(path, config, counted, extra_files=extra_files or {})
 
 
 def save_gguf(
@@ -82,7 +86,9 @@ def save_gguf(
     )
     _check_describes(family_of(understood), understood, model, drop_stretch=True)
     kept = {key: value for key, value in (metadata or {}).items() if key not in described}
-    write_gguf(path, {**described, **kept}, tensors)
+    with progress(f"writing {path.name}", total=len(tensors)) as advance:
+        counted = [replace(tensor, data=partial(_counted, tensor.data, advance)) for tensor in tensors]
+        write_gguf(path, {**described, **kept}, counted)
 
 
 def copy_gguf(checkpoint: Checkpoint, path: Path) -> None:
@@ -92,6 +98,12 @@ def copy_gguf(checkpoint: Checkpoint, path: Path) -> None:
         raise UsageError(f"{checkpoint.path.name} is no GGUF file", hint="load it and save it with a tensor type")
     tensors = [TensorOut(name, info.shape, info.type, partial(file.raw, name)) for name, info in file.tensors.items()]
     write_gguf(path, file.typed_metadata(), tensors)
+
+
+def _counted(make: Callable[[], Any], advance: Advance) -> Any:
+    made = make()
+    advance()
+    return made
 
 
 def _gguf_tensors(model: Decoder, family: Family, type: GGMLType) -> Iterator[TensorOut]:
@@ -118,9 +130,9 @@ def _check_describes(family: Family, hf_config: dict[str, Any], model: Decoder, 
 
     `drop_stretch` leaves rotary stretches that are kept as a tensor out of the comparison.
     """
-    described, real = _shape_only(family.tree(hf_config).complete()), _shape_only(model.config)
+    described, real = shape_only(family.tree(hf_config).complete()), shape_only(model.config)
     if drop_stretch:
-        described, real = _without_stretch(described), _without_stretch(real)
+        described, real = without_stretch(described), without_stretch(real)
     changes = diff(described, real)
     if changes:
         shown = "; ".join(str(change) for change in changes[:3])
@@ -130,14 +142,14 @@ def _check_describes(family: Family, hf_config: dict[str, Any], model: Decoder, 
         )
 
 
-def _shape_only(tree: Decoder.Config) -> Decoder.Config:
+def shape_only(tree: Decoder.Config) -> Decoder.Config:
     for kind in (Linear, GroupedLinear, Embedding):
         if tree.find(kind):
             tree = tree.rewrite(kind, lambda node: node.clone(format=Plain.Config()))
     return tree.rewrite(Attention, lambda node: node.clone(store=type(node.store)(owner=node.store.owner)))
 
 
-def _without_stretch(tree: Decoder.Config) -> Decoder.Config:
+def without_stretch(tree: Decoder.Config) -> Decoder.Config:
     tensors = (scaling.Llama3.Config, scaling.Factors.Config)
     if not tree.find(Rotary):
         return tree

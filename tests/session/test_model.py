@@ -164,8 +164,10 @@ def test_saving_a_folder_that_transformers_reads(model: Model, tmp_path: Path) -
     assert tokenizer.encode(text, add_special_tokens=False) == model.tokenizer.encode(text)
     again = orchard.load(tmp_path / "folder")
     assert again.generate("Hello", max_tokens=8).ids == model.generate("Hello", max_tokens=8).ids
-    with pytest.raises(UsageError):
-        again.save(tmp_path / "other.gguf")  # no GGUF tokenizer to write
+    again.save(tmp_path / "other.gguf", type="f32")  # the tokenizer is converted
+    back = orchard.load(tmp_path / "other.gguf")
+    assert back.tokenizer.encode(text) == model.tokenizer.encode(text)
+    assert back.generate("Hello", max_tokens=8).ids == model.generate("Hello", max_tokens=8).ids
 
 
 def test_folders_load_with_their_tokenizer(tmp_path: Path) -> None:
