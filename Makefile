@@ -19,8 +19,8 @@ BUILD_NATIVE := $(BIN)/python setup.py -q build_ext --inplace </dev/null >&2
 MODEL := smollm2
 # Looks first, without a word and without the network; fetches (with a bar, on a terminal) only what is missing or damaged.
 GET_MODEL := { $(BIN)/orchard pull $(MODEL) --offline </dev/null >/dev/null 2>&1 || $(BIN)/orchard pull $(MODEL) </dev/null >&2; }
-# Two processes of one thread each: the simplest choice for small models on two cores, not a measured one.
-WORKERS := 2
+# A process of one thread for each core, and two at least: many tests wait for processes of their own.
+WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 2 ] && echo $$n || echo 2)
 # What the engine is compared with, in an environment of its own: none of it is a dependency of Orchard.
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
