@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -66,8 +67,9 @@ class Reader(Stage[Row]):
     def _path(self, number: int) -> Path:
         return self.files[number]
 
+    @abstractmethod
     def _open(self, path: Path, at: list[int] | None) -> Cursor:
-        raise NotImplementedError
+        """A file, at its beginning or at a place that a cursor of it gave."""
 
     def close(self) -> None:
         if self._cursor is not None:

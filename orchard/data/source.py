@@ -11,6 +11,7 @@ Each is built from its config, with the tokenizer as the one thing that comes fr
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -115,7 +116,7 @@ class Pair:
         return max(len(self.chosen), len(self.rejected))
 
 
-class Stage(Configurable, Generic[T]):
+class Stage(Configurable, ABC, Generic[T]):
     """What sources share: states by name, and the sources below them.
 
     A stage says what its own state is (`_own`, `_take`, `_reset`); those of the sources below go along by themselves.
@@ -130,8 +131,8 @@ class Stage(Configurable, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def __next__(self) -> T: ...
 
     def state(self) -> State:
         state: State = {"kind": type(self).__name__, **self._settings, **self._own()}

@@ -78,7 +78,6 @@ class Trainer(Configurable):
         ema: EMA.Config | None = None
         dtype: str = "float32"
         """What is computed in; weights and their updates stay what they are."""
-        compile: bool = False
         seed: int = 0
         save: Saving.Config = field(default_factory=Saving.Config)
         held_out: dict[str, BaseConfig] = field(default_factory=dict)
@@ -134,7 +133,7 @@ class Trainer(Configurable):
             dtype=cfg.dtype,
             seed=cfg.seed,
         )
-        self.watch = Watch(self.model, steps=cfg.steps, device=self.device)
+        self.watch = Watch(self.model, device=self.device)
 
     def run(self, told: Iterable[Told] = ()) -> Report:
         """Learn until the last step. Ctrl-C or SIGTERM end it after a step, with a checkpoint to go on from."""

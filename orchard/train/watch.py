@@ -21,10 +21,7 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 
 class Watch:
     """Told of every step; knows the curves and what to show."""
 
-    def __init__(
-        self, model: nn.Module, *, steps: int, device: torch.device, curves: dict[str, list[Any]] | None = None
-    ) -> None:
-        self.steps = steps
+    def __init__(self, model: nn.Module, *, device: torch.device, curves: dict[str, list[Any]] | None = None) -> None:
         self.curves: dict[str, list[Any]] = curves or {}
         self.flops_per_token = 6 * sum(p.numel() for p in model.parameters() if p.dim() > 1)
         self.peak = peak_flops(device)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from tests.serve.wire import (
+    CHAT,
+    HASTY,
     Reply,
     ServerProcess,
     ask,
@@ -29,8 +31,6 @@ from tests.serve.wire import (
 pytestmark = pytest.mark.loopback
 
 MIB = 1 << 20
-HASTY = {"header_seconds": 1.0, "body_seconds": 1.5, "idle_seconds": 1.0, "drain_seconds": 8.0}
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")

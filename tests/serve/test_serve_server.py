@@ -25,6 +25,8 @@ from orchard.serve.listen import CannotListen, listening_sockets, room_for, tls_
 from orchard.serve.server import opened
 from orchard.serve.settings import ModelSpec, Settings
 from tests.serve.wire import (
+    CHAT,
+    HASTY,
     Reply,
     ServerProcess,
     ask,
@@ -38,8 +40,6 @@ from tests.serve.wire import (
 pytestmark = pytest.mark.loopback
 
 MIB = 1 << 20
-HASTY = {"header_seconds": 1.0, "body_seconds": 1.5, "idle_seconds": 1.0, "drain_seconds": 8.0}
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture

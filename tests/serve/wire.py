@@ -172,3 +172,8 @@ def seconds_to_close(connections: list[socket.socket], limit: float) -> float:
                 if ended:
                     watch.unregister(key.fileobj)
     return time.monotonic() - begun
+
+
+HASTY = {"header_seconds": 1.0, "body_seconds": 1.5, "idle_seconds": 1.0, "drain_seconds": 8.0}
+"""Limits of a server that a test need not wait for."""
+CHAT = "/v1/chat/completions"

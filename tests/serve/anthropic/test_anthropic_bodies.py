@@ -17,6 +17,7 @@ from orchard.serve.errors import ApiError
 from orchard.serve.settings import Limits
 from orchard.session.turn import Call, Done, Reasoning, Text, Turn
 from tests.serve.anthropic.asking import HELLO
+from tests.serve.damage import damaged
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -82,15 +83,7 @@ BODIES = st.fixed_dictionaries(
 @given(BODIES, st.booleans(), st.data())
 def test_any_body_is_a_turn_or_an_api_error(body: dict[str, Any], reasons: bool, data: st.DataObject) -> None:
     """A body as it should be, of which some place may hold anything."""
-    body = json.loads(json.dumps(body))
-    place, key = body, None
-    while data.draw(st.booleans()) and place:
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-        if not isinstance(place[key], dict | list):
-            break
-        place = place[key]
-    if key in (place if isinstance(place, dict) else range(len(place))):
-        place[key] = data.draw(JSON)
+    body = damaged(body, data, JSON)
     try:
         made = turn_of(parsed(json.dumps(body).encode(), MessagesBody), Limits(), reasons=reasons).turn
     except ApiError as error:

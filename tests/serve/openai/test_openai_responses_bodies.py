@@ -14,6 +14,7 @@ from orchard.serve.errors import ApiError
 from orchard.serve.openai.responses_body import ResponsesBody
 from orchard.serve.openai.responses_turn import turn_of
 from orchard.serve.settings import Limits
+from tests.serve.damage import damaged
 
 TEXTS = st.text(max_size=12)
 JSON = st.recursive(
@@ -65,16 +66,7 @@ BODIES = st.fixed_dictionaries(
 @given(BODIES, st.booleans(), st.data())
 def test_any_body_is_a_turn_or_an_api_error(body: dict[str, Any], reasons: bool, data: st.DataObject) -> None:
     """A body as it should be, of which some place may hold anything."""
-    body = json.loads(json.dumps(body))
-    place: Any = body
-    key: Any = None
-    while data.draw(st.booleans()) and place:
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-        if not isinstance(place[key], dict | list):
-            break
-        place = place[key]
-    if key in (place if isinstance(place, dict) else range(len(place))):
-        place[key] = data.draw(JSON)
+    body = damaged(body, data, JSON)
     try:
         made = turn_of(parsed(json.dumps(body).encode(), ResponsesBody), Limits(), reasons=reasons).turn
     except ApiError as error:
