@@ -37,7 +37,7 @@ def _arrows() -> dict[str, frozenset[str]]:
         "session": "core ops text models weights transforms generate",
     }
     arrows = {folder: frozenset(allowed.split()) for folder, allowed in table.items()}
-    arrows["recipes"] = frozenset(table) - {"session"}
+    arrows["recipes"] = frozenset(table)
     arrows["studies"] = frozenset(arrows)
     arrows["bench"] = frozenset(arrows) - {"studies"}
     arrows["fm"] = arrows["testing"] = frozenset({"session", "core"})

@@ -36,6 +36,14 @@ class Movable:
         return replace(self, **made)  # type: ignore[type-var]
 
 
+class Origins(tuple[str, ...]):
+    """Where rows come from, for people: which files and lines. Cut like an array, moved nowhere."""
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return Origins(found) if isinstance(at, slice) else found
+
+
 @dataclass(frozen=True)
 class Batch(Movable):
     """Rows of tokens, one or more documents in each. `targets` are what comes after each token of `ids`: the scores at a place
@@ -49,6 +57,10 @@ class Batch(Movable):
     """Numbers of documents within their row; -1: padding. Nothing looks into another document."""
     weights: Array | None = None
     """How much each target counts; None: all the same."""
+    plain: bool = False
+    """Known without looking at tensors: every row is one document from its beginning, without padding."""
+    origins: Origins = field(default_factory=Origins)
+    """Of each row, where that is known."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -108,11 +120,17 @@ class Loss:
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Movable):
         return value._each(change)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Origins):
+        return change(value)
     if isinstance(value, tuple):
         return tuple(_changed(item, change) for item in value)
-    return value if value is None else change(value)
+    return change(value)
 
 
 def _moved(value: Any, device: torch.device | str | None) -> Any:
+    if isinstance(value, Origins):
+        return value
     tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     return tensor.to(device, non_blocking=True)

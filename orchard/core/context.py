@@ -33,6 +33,8 @@ class KVView:
     sinks: int = 0
     documents: Tensor | None = None
     """[B, 1, S]: which document of its row a slot belongs to; None: all to the same."""
+    causal: bool = False
+    """Slots are the queries themselves, in order, all valid: each sees itself and what is before it."""
     key: object = None
     """Views with the same key (not None) share positions and valid, so that a mask is made once for many layers."""
 
@@ -56,6 +58,8 @@ class Context:
     cache: KVCache | None = None
     documents: Tensor | None = None
     """[B, T], where rows hold several documents (in training, without stores): nothing looks into another one."""
+    causal: bool = False
+    """Every row is one sequence from 0 on, without padding or stores, and the caller knows it: no mask has to be made."""
     upto: int | None = None
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -65,7 +69,8 @@ class Context:
     def whole(cls, ids: Tensor, valid: Tensor | None = None) -> Context:
         """A context for whole sequences [B, T] that start at 0, without stores; `valid` [B, T] marks padding False."""
         if valid is None:
-            return cls(positions=torch.arange(ids.shape[1], device=ids.device).expand(ids.shape))
+            places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+            return cls(positions=places, causal=True)
         positions = valid.long().cumsum(-1) - 1
         return cls(positions=torch.where(valid, positions, -1))
 
@@ -77,7 +82,7 @@ class Context:
             positions = self.places
             k = rotate(k, positions) if rotate is not None else k
             own = None if self.documents is None else self.documents[:, None, :]
-            view = KVView(k=k, v=v, positions=positions, valid=positions >= 0, documents=own, key="new")
+            view = KVView(k=k, v=v, positions=positions, valid=self.valid, documents=own, causal=self.causal, key="new")
         self.views[layer] = view
         return view
 
@@ -86,6 +91,12 @@ class Context:
         """`positions` as [B, 1, T]: the same tensor object through the whole step, so tables made from it are shared."""
         places: Tensor = self.once("places", lambda: self.positions[:, None, :])
         return places
+
+    @property
+    def valid(self) -> Tensor:
+        """Which of the tokens are no padding, [B, 1, T]."""
+        valid: Tensor = self.once("valid", lambda: self.places >= 0)
+        return valid
 
     def collect(self, name: str, value: Tensor) -> None:
         """Leave a side result (a balance loss, a routing count) for whoever runs the model."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from orchard.core.batch import IGNORED, Batch, PairBatch
+from orchard.core.batch import IGNORED, Batch, Origins, PairBatch
 from orchard.core.config import REQUIRED, BaseConfig, config
 from orchard.core.errors import ConfigError, UsageError
 from orchard.data.errors import at_least, check_choice
@@ -112,4 +112,11 @@ def laid_out(rows: Sequence[Sequence[Sample]], count: int, width: int) -> Batch:
             positions[number, at:end] = np.arange(len(sample))
             documents[number, at:end] = document
             at = end
-    return Batch(ids, targets, positions, documents)
+    plain = len(rows) == count and all(len(row) == 1 and len(row[0]) == width for row in rows)
+    return Batch(ids, targets, positions, documents, plain=plain, origins=Origins(_origin(row) for row in rows))
+
+
+def _origin(row: Sequence[Sample]) -> str:
+    """The files and lines a row comes from, the first few."""
+    named = list(dict.fromkeys(sample.place for sample in row if sample.place))
+    return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")

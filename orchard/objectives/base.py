@@ -82,7 +82,8 @@ def places(model: LanguageModel, batch: Batch, *, skip: bool = True) -> Places:
 
 def hidden_of(model: LanguageModel, batch: Batch) -> Tensor:
     """The hidden vectors [B, T, dim] of a batch: documents of one row do not see each other."""
-    return model.hidden(batch.ids, Context(positions=batch.positions, documents=batch.documents))
+    documents = None if batch.plain else batch.documents
+    return model.hidden(batch.ids, Context(positions=batch.positions, documents=documents, causal=batch.plain))
 
 
 def wide(x: Tensor) -> Tensor:

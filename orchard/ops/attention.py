@@ -31,9 +31,16 @@ def visible(q_positions: Tensor, view: KVView, window: int | None) -> Tensor:
     return seen | (q < 0)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
-    """Softmax attention [B, Hq, T, D]; query heads share key/value heads in groups. `softcap` bounds the scores (Gemma 2)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """Softmax attention [B, Hq, T, D]; query heads share key/value heads in groups. `softcap` bounds the scores (Gemma 2).
+    Without a mask each query sees its own slot and those before it: kernels then skip half of the work."""
     groups = q.shape[1] // k.shape[1]
+    if mask is None:
+        if softcap is None:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=groups > 1)
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
     if mask.shape[1] != 1 and groups > 1:
         mask = mask.repeat_interleave(groups, dim=1)
     if softcap is None:

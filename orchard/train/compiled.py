@@ -77,8 +77,8 @@ def _alone(kind: type) -> Callable[..., Result]:
     """The forward pass of a class of blocks as a function of tensors."""
     plain: Any = kind.forward  # type: ignore[attr-defined]
 
-    def block(self: Any, x: Tensor, positions: Tensor, documents: Tensor | None) -> Result:
-        context = _Apart(positions=positions, documents=documents)
+    def block(self: Any, x: Tensor, positions: Tensor, documents: Tensor | None, causal: bool) -> Result:
+        context = _Apart(positions=positions, documents=documents, causal=causal)
         y = plain(self, x, context)
         return y, context.views.get(0), context.collected
 
@@ -90,7 +90,7 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
     if slot.call is None or context.cache is not None:
         return _eager(self, x, context)
     try:
-        y, view, collected = slot.call(self, x, context.positions, context.documents)
+        y, view, collected = slot.call(self, x, context.positions, context.documents, context.causal)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

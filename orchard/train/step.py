@@ -19,11 +19,14 @@ from orchard.core.batch import Loss
 from orchard.core.seeds import fold
 from orchard.objectives.base import Objective
 from orchard.train.clip import Clip, Norm
+from orchard.train.parallel import Mesh
+from orchard.train.parallel_shards import exchange
+from orchard.train.parallel_sums import total
 from orchard.train.schedule import set_rate
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-Summed = Callable[[Tensor], Tensor]
-"""The sum of a value over all processes."""
+VALUE, WEIGHT, TOKENS, STOP = "", " ", "  ", "   "
+"""Sums that are no parts of a loss, under names that no part has."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Taken:
     rate: float
     """The factor of the base learning rate."""
     parts: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    """Targets that counted, of all processes."""
+    stop: bool = False
+    """Whether any process was asked to stop."""
 
     @property
     def sound(self) -> bool:
@@ -57,8 +64,7 @@ class Step:
         micro: int | None,
         dtype: str,
         seed: int,
-        summed: Summed | None = None,
-        rank: int = 0,
+        mesh: Mesh | None = None,
     ) -> None:
         self.model = model
         self.objective = objective
@@ -68,38 +74,49 @@ class Step:
         self.micro = micro
         self.dtype = dtype
         self.seed = seed
-        self.summed: Summed = summed or (lambda value: value)
-        self.rank = rank
+        self.mesh = mesh
 
-    def __call__(self, batch: Any, number: int) -> Taken:
-        torch.manual_seed(fold(self.seed, "step", number, self.rank))
+    def __call__(self, batch: Any, number: int, *, tokens: int = 0, stop: bool = False) -> Taken:
+        """`tokens` and `stop` are this process's own; what comes back is of all of them."""
+        # Processes that compute one layer together have to draw the same numbers, those with other data have to draw others.
+        torch.manual_seed(fold(self.seed, "step", number, 0 if self.mesh is None else self.mesh.data_rank))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        value, weight, parts = self._gradients(batch)
+        sums = self._gradients(batch)
+        totals = self.totals(sums | {TOKENS: _number(tokens, sums), STOP: _number(stop, sums)})
+        value, weight = totals.pop(VALUE), totals.pop(WEIGHT)
         rate = self.schedule(number)
+        common: dict[str, Any] = {"tokens": int(totals.pop(TOKENS)), "stop": totals.pop(STOP) > 0, "parts": totals}
         if not weight:  # nothing to learn from: the weights stay as they are
-            return Taken(0.0, 0.0, Norm(0.0), rate, parts)
+            return Taken(0.0, 0.0, Norm(0.0), rate, **common)
         norm = self.clip(self._trained(), scale=1 / weight)
-        taken = Taken(value / weight, weight, norm, rate, parts)
+        taken = Taken(value / weight, weight, norm, rate, **common)
         if taken.sound:
             set_rate(self.optimizer, rate)
             self.optimizer.step()
         return taken
 
-    def _gradients(self, batch: Any) -> tuple[float, float, dict[str, float]]:
+    def totals(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Sums of all processes together."""
+        names = sorted(sums)
+        together = torch.stack([sums[name].double() for name in names])
+        together = together if self.mesh is None else total(together, self.mesh)
+        return dict(zip(names, together.tolist(), strict=True))
+
+    def _gradients(self, batch: Any) -> dict[str, Tensor]:
+        """Add the gradients of all micro-batches up; the sums of their losses."""
         size = self.micro or len(batch)
         sums: dict[str, Tensor] = {}
+        whole = self.mesh is not None and not self.mesh.config.shard  # then gradients need to be sent only once a step
         for start in range(0, len(batch), size):
+            if whole:
+                exchange(self.model, start + size >= len(batch))
             loss = self.loss(batch.part(start, start + size))
             loss.value.backward()
-            for name, sum_ in (("", loss.value), (" ", loss.weight), *loss.parts.items()):
-                found = sum_.detach().double()
-                sums[name] = found if name not in sums else sums[name] + found
+            for name, sum_ in named_sums(loss).items():
+                sums[name] = sum_ if name not in sums else sums[name] + sum_
             del loss  # its graph may hold gradients of the head
-        names = sorted(sums)
-        together = self.summed(torch.stack([sums[name] for name in names])).tolist()
-        totals = dict(zip(names, together, strict=True))
-        return totals.pop(""), totals.pop(" "), totals
+        return sums
 
     def loss(self, batch: Any) -> Loss:
         with self._cast(batch):
@@ -112,3 +129,13 @@ class Step:
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+
+
+def named_sums(loss: Loss) -> dict[str, Tensor]:
+    """All that a loss adds up, in float64."""
+    named = {VALUE: loss.value, WEIGHT: loss.weight, **loss.parts}
+    return {name: value.detach().double() for name, value in named.items()}
+
+
+def _number(value: float, beside: dict[str, Tensor]) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64, device=beside[VALUE].device)

@@ -10,9 +10,10 @@ seed and the same config then give the same weights as a run that was never inte
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,26 @@ from torch import nn
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.digest import sha256
 from orchard.core.errors import ConfigError, OrchardError
-from orchard.core.progress import progress
+from orchard.core.progress import Advance, progress
 from orchard.core.report import Report, Value
 from orchard.core.seeds import fold
 from orchard.objectives.base import Objective
 from orchard.objectives.lm import NextToken
 from orchard.train.checkpoint import Checkpoints
 from orchard.train.clip import Clip
+from orchard.train.compiled import Compiled, compiled
 from orchard.train.ema import EMA
 from orchard.train.errors import Diverged, NothingToLearn
 from orchard.train.optim import AdamW
+from orchard.train.parallel import Mesh, Spread, spread
+from orchard.train.parallel_sums import gathered, same_everywhere
+from orchard.train.recompute import Recompute, recompute
 from orchard.train.schedule import Cosine
 from orchard.train.state import DIGEST, TrainState
-from orchard.train.step import DTYPES, Step, Taken
+from orchard.train.step import DTYPES, VALUE, WEIGHT, Step, Taken, named_sums
 from orchard.train.stopping import Stopping
 from orchard.train.watch import Watch
+from orchard.train.world import World
 
 Told = Callable[[int, Mapping[str, float]], None]
 """Told of every step: its number and what it adds to the curves."""
@@ -78,6 +84,12 @@ class Trainer(Configurable):
         ema: EMA.Config | None = None
         dtype: str = "float32"
         """What is computed in; weights and their updates stay what they are."""
+        mesh: Mesh.Config = field(default_factory=Mesh.Config)
+        """How the run is cut over its processes; one process needs nothing."""
+        spread: Spread.Config = field(default_factory=Spread.Config)
+        recompute: Recompute.Config = field(default_factory=Recompute.Config)
+        compile: bool = False
+        """Let torch compile each kind of block once. Blocks it cannot compile run as they are, and the Report says why."""
         seed: int = 0
         save: Saving.Config = field(default_factory=Saving.Config)
         held_out: dict[str, BaseConfig] = field(default_factory=dict)
@@ -104,18 +116,27 @@ class Trainer(Configurable):
         model: nn.Module | None = None,
         objective: Objective | None = None,
         device: torch.device | str = "cpu",
+        here: World | None = None,
     ) -> None:
-        """`model`: one that is there already; `objective`: one that needs more than its config (a teacher, a reference)."""
+        """`model`: one that is there already; `objective`: one that needs more than its config (a teacher, a reference);
+        `here`: this process among several (`with world() as here`), whose device it then is."""
         self.config = cfg
         self.folder = Path(folder)
-        self.device = torch.device(device)
+        self.here = here or World(device=torch.device(device))
+        self.device = self.here.device
+        self.mesh: Mesh = cfg.mesh.build(here=self.here)
+        same_everywhere(cfg, self.here)
         self.model = self._model(model).to(self.device)
-        self.objective: Objective = objective if objective is not None else cfg.objective.build()
-        self.source = cfg.source.build(tokenizer=tokenizer)
-        self.held_out = {name: one.build(tokenizer=tokenizer) for name, one in cfg.held_out.items()}
-        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        if not trained:
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigError("nothing in this model can be trained", hint="add an adapter, or unfreeze some weights")
+        # Compiled blocks are recomputed, recomputed blocks are sharded: this is the order in which they wrap each other.
+        self.compiled: Compiled | None = compiled(self.model) if cfg.compile else None
+        recompute(self.model, cfg.recompute)
+        spread(self.model, self.mesh, cfg.spread)
+        self.objective: Objective = objective if objective is not None else cfg.objective.build()
+        self.source = self._share(cfg.source.build(tokenizer=tokenizer))
+        self.held_out = {name: self._share(one.build(tokenizer=tokenizer)) for name, one in cfg.held_out.items()}
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = cfg.optim.build(named_parameters=trained)
         self.ema: EMA | None = cfg.ema.build(model=self.model) if cfg.ema is not None else None
         self.checkpoints = Checkpoints(self.folder, keep=cfg.save.keep, keep_every=cfg.save.keep_every)
@@ -132,34 +153,45 @@ class Trainer(Configurable):
             micro=cfg.micro,
             dtype=cfg.dtype,
             seed=cfg.seed,
+            mesh=self.mesh if self.here.size > 1 else None,
         )
         self.watch = Watch(self.model, device=self.device)
 
     def run(self, told: Iterable[Told] = ()) -> Report:
-        """Learn until the last step. Ctrl-C or SIGTERM end it after a step, with a checkpoint to go on from."""
+        """Learn until the last step. Ctrl-C or SIGTERM end it after a step, with a checkpoint to go on from. All processes of a
+        run come here; only the first one tells anybody anything."""
         self.resume()
         self.folder.mkdir(parents=True, exist_ok=True)
         begun, before = time.perf_counter(), self.seconds
+        told = list(told) if self.here.first else []
         try:
-            with Stopping() as stopping, progress("training", total=self.config.steps, unit="steps") as advance:
+            with Stopping() as stopping, self._bar() as advance:
                 advance(self.done)
                 while self.done < self.config.steps:
-                    point = self._next()
+                    point, stop = self._next(stopping)
                     self.seconds = before + time.perf_counter() - begun
                     for one in told:
                         one(self.done, point)
                     advance(note=self.watch.words(self.done, point))
-                    self._save_if_due(stopping.asked is not None)
-                    if stopping.asked is not None:
+                    stop = stop or (self.here.size == 1 and stopping.asked is not None)
+                    self._save_if_due(stop)
+                    if stop:
                         raise KeyboardInterrupt
         finally:
             self.close()
         self.checkpoints.wait()
         return self.report()
 
+    def _bar(self) -> AbstractContextManager[Advance]:
+        if not self.here.first:
+            return nullcontext(lambda amount=1, *, note=None: None)
+        return progress("training", total=self.config.steps, unit="steps")
+
     # One step -----------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> dict[str, float]:
+    def _next(self, stopping: Stopping) -> tuple[dict[str, float], bool]:
+        """What a step adds to the curves, and whether it is to be the last: all processes have to agree on that, so that it is
+        decided by what they exchange in a step anyway."""
         try:
             batch = next(self.source)
         except StopIteration:
@@ -167,26 +199,43 @@ class Trainer(Configurable):
                 f"the source ended after {self.done} of {self.config.steps} steps",
                 hint="repeat it (Repeat without epochs), or ask for fewer steps",
             ) from None
-        taken = self.step(batch.to(self.device), self.done)
+        asked = self.here.size > 1 and stopping.asked is not None
+        taken = self.step(batch.to(self.device), self.done, tokens=batch.tokens, stop=asked)
         if not taken.sound:
             raise self._diverged(taken, batch)
         if self.ema is not None:
             self.ema.update(self.model)
-        tokens = batch.tokens
-        self.tokens += tokens
-        point = self.watch.note(self.done, taken, tokens, self.objective.curves(taken.weight, taken.parts))
+        self.tokens += taken.tokens
+        point = self.watch.note(self.done, taken, taken.tokens, self.objective.curves(taken.weight, taken.parts))
         self.done += 1
+        if hasattr(self.source, "moved"):
+            self.source.moved(self.done)
         if self.held_out and (self.done % self.config.held_out_every == 0 or self.done == self.config.steps):
             self._measure()
-        return point
+        return point, taken.stop
 
     def _diverged(self, taken: Taken, batch: Any) -> Diverged:
         named = ", ".join(taken.norm.bad[:3]) + (" …" if len(taken.norm.bad) > 3 else "")
         what = f"gradients of {named} are not finite" if taken.norm.bad else f"the loss is {taken.loss}"
+        rows = [row for each in gathered(self._suspects(batch), self.here) for row in each]
+        whose = f"; row {' and row '.join(rows[:3])}" if rows else ""
         return Diverged(
-            f"step {self.done + 1}: {what} (a batch of {len(batch)} rows, {batch.tokens} targets)",
+            f"step {self.done + 1}: {what} (a batch of {len(batch)} rows, {batch.tokens} targets{whose})",
             hint=f"the last checkpoint ({self._kept()}) is as it was: lower the learning rate, clip more, or look at this batch",
         )
+
+    def _suspects(self, batch: Any) -> list[str]:
+        """The rows whose own loss is no number, by where they come from: what to look at first."""
+        origins = getattr(batch, "origins", ())
+        found = []
+        with torch.no_grad():
+            for row in range(len(batch)):
+                loss = self.step.loss(batch.part(row, row + 1).to(self.device))
+                if not math.isfinite(float(loss.value)):
+                    found.append(f"{row} of process {self.here.rank}" if self.here.size > 1 else f"{row}")
+                    if row < len(origins) and origins[row]:
+                        found[-1] += f" ({origins[row]})"
+        return found if len(found) < len(batch) else []  # all of them: it is the model, not a row
 
     def _kept(self) -> str:
         with suppress(OrchardError):  # the one that is being written counts if it can be written
@@ -202,8 +251,8 @@ class Trainer(Configurable):
             source.begin(0)
             value = weight = 0.0
             for _, batch in zip(range(self.config.held_out_batches), source, strict=False):
-                loss = self.step.loss(batch.to(self.device))
-                value, weight = value + float(loss.value), weight + float(loss.weight)
+                totals = self.step.totals(named_sums(self.step.loss(batch.to(self.device))))
+                value, weight = value + totals[VALUE], weight + totals[WEIGHT]
             points = self.watch.curves.setdefault(f"held out, {name}", [])
             points.append([self.done, value / weight if weight else None])
 
@@ -261,10 +310,28 @@ class Trainer(Configurable):
             config=self.config.to_dict(),
             series=curves,
             wall_time=round(self.seconds, 3),
-            notes=[f"{name}: {count}" for name, count in self.source.counts().items() if count],
+            notes=self._notes(),
         )
 
+    def _notes(self) -> list[str]:
+        notes = [f"{name}: {count}" for name, count in self.source.counts().items() if count]
+        if self.here.size > 1:
+            cut = self.config.mesh
+            split = f"tensor {cut.tensor}, expert {cut.expert}, pipeline {cut.pipeline}"
+            notes.append(f"{self.here.size} processes: data {self.mesh.data}, {split}")
+        if self.compiled is not None:
+            notes += [f"not compiled: {name}: {why}" for name, why in self.compiled.reasons.items()]
+        return notes
+
     # Inside -------------------------------------------------------------------------------------------------------------
+
+    def _share(self, source: Any) -> Any:
+        """This process's rows of a source; one that writes its own batches is told which model to write with."""
+        if self.mesh.data > 1:
+            source.shard(self.mesh.data_rank, self.mesh.data)
+        if hasattr(source, "follow"):
+            source.follow(self.model, self.device)
+        return source
 
     def _model(self, given: nn.Module | None) -> nn.Module:
         if given is not None:
@@ -282,6 +349,8 @@ class Trainer(Configurable):
 
 
 def digest(cfg: Trainer.Config) -> str:
-    """Of all that the weights depend on: how often a run is saved and looked at is not among it."""
-    same = cfg.clone(save=Saving.Config(), held_out={}, held_out_every=1, held_out_batches=1)
+    """Of all that the weights depend on, but for rounding: how often a run is saved and looked at is not among it, nor how it is
+    cut over processes or memory. So a run may go on with other processes than it began with."""
+    cut: dict[str, Any] = {"mesh": Mesh.Config(), "spread": Spread.Config(), "recompute": Recompute.Config()}
+    same = cfg.clone(save=Saving.Config(), held_out={}, held_out_every=1, held_out_batches=1, compile=False, **cut)
     return sha256(json.dumps(same.to_dict(), sort_keys=True).encode()).hex()

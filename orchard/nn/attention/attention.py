@@ -97,7 +97,10 @@ class Attention(Configurable, nn.Module):
             q = self.rotary(q, context.places, context)
         view = self._view(x, context)
         window = self.config.window
-        if view.key is None:
+        mask: Tensor | None = None
+        if view.causal and (window is None or window >= x.shape[1]):
+            pass  # torch knows this mask by its name
+        elif view.key is None:
             mask = visible(context.positions, view, window)
         else:
             mask = context.once((view.key, window), lambda: visible(context.positions, view, window))
