@@ -28,6 +28,7 @@ REQUIRED = {
     "pydantic": "pydantic",
     "llguidance": "llguidance",
     "numpy": "numpy",
+    "PIL": "pillow",
     "rich": "rich",
     "typer": "typer",
 }
@@ -38,7 +39,7 @@ EXTRAS = {
         "httptools": "httptools",
         "prometheus_client": "prometheus-client",
     },
-    "data": {"pyarrow": "pyarrow", "PIL": "pillow"},
+    "data": {"pyarrow": "pyarrow"},
     "evals": {"sklearn": "scikit-learn", "scipy": "scipy"},
     "cluster": {"ray": "ray"},
 }

@@ -59,6 +59,8 @@ class Batch(Movable):
     """How much each target counts; None: all the same."""
     plain: bool = False
     """Known without looking at tensors: every row is one document from its beginning, without padding."""
+    full: bool = False
+    """Known likewise: every place has a target that counts."""
     origins: Origins = field(default_factory=Origins)
     """Of each row, where that is known."""
 
@@ -98,6 +100,10 @@ class GroupBatch(Movable):
     """[B], or [B, objectives]."""
     groups: Array
     """[B]"""
+    versions: Array | None = None
+    """[B]: how many updates the weights had seen that wrote a row."""
+    ages: Array | None = None
+    """[B]: how many more the weights have seen that learn from it."""
 
     def __len__(self) -> int:
         return len(self.batch)

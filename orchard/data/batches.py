@@ -113,7 +113,9 @@ def laid_out(rows: Sequence[Sequence[Sample]], count: int, width: int) -> Batch:
             documents[number, at:end] = document
             at = end
     plain = len(rows) == count and all(len(row) == 1 and len(row[0]) == width for row in rows)
-    return Batch(ids, targets, positions, documents, plain=plain, origins=Origins(_origin(row) for row in rows))
+    full = bool((targets != IGNORED).all())
+    origins = Origins(_origin(row) for row in rows)
+    return Batch(ids, targets, positions, documents, plain=plain, full=full, origins=origins)
 
 
 def _origin(row: Sequence[Sample]) -> str:

@@ -74,7 +74,7 @@ def places(model: LanguageModel, batch: Batch, *, skip: bool = True) -> Places:
     counted = targets != IGNORED
     weights = counted.float() if batch.weights is None else torch.where(counted, batch.weights.flatten().float(), 0)
     index = None
-    if skip:
+    if skip and not batch.full:
         index = counted.nonzero()[:, 0]
         hidden, targets, counted, weights = (x.index_select(0, index) for x in (hidden, targets, counted, weights))
     return Places(hidden, torch.where(counted, targets, 0), counted, weights, index)

@@ -25,32 +25,48 @@ Sums = dict[str, Tensor]
 Score = Callable[[Tensor], Tensor]
 Measure = Callable[..., Sums]
 """`(scores [n, V], *inputs [n, …]) → sums`; only the sum called "value" is differentiated."""
+Slope = Callable[..., tuple[Sums, Tensor]]
+"""The same, and the gradient of "value" for the scores [n, V]; it may be made in their place."""
+ON_GPU = 8
+"""How many times as many tokens a GPU takes at once: small pieces would keep it waiting for the CPU."""
 
 
 def chunked_sums(
-    model: Any, hidden: Tensor, inputs: Sequence[Tensor], measure: Measure, *, chunk: int | None, recompute: bool | None
+    model: Any,
+    hidden: Tensor,
+    inputs: Sequence[Tensor],
+    measure: Measure,
+    *,
+    chunk: int | None,
+    recompute: bool | None,
+    slope: Slope | None = None,
 ) -> Sums:
     """Add up what `measure` says of each chunk of the tokens `hidden` [N, dim] and of `inputs` [N, …].
 
-    `chunk` None: all tokens together. `recompute` None: where a model's parameters are sharded, or in float16.
+    `chunk` None: all tokens together. `recompute` None: where a model's parameters are sharded, or in float16. `slope`: `measure`
+    with its gradient, where that can be had for less than by autograd.
     """
-    if chunk is None or len(hidden) <= chunk:
+    size = max(len(hidden), 1) if chunk is None else chunk * ON_GPU if hidden.is_cuda else chunk
+    learns = torch.is_grad_enabled()
+    if len(hidden) <= size and not (learns and slope is not None and recompute is not True):
         return measure(model.scores(hidden), *inputs)
-    if not torch.is_grad_enabled():
-        return _add([measure(model.scores(h), *rest) for h, *rest in _pieces([hidden, *inputs], chunk)])
+    if not learns:
+        return _add([measure(model.scores(h), *rest) for h, *rest in _pieces([hidden, *inputs], size)])
     parameters = _trained(model)
     if recompute is None:
         sharded = any(hasattr(parameter, "placements") for parameter in parameters or ())
         recompute = sharded or hidden.dtype == torch.float16
-    if not recompute and parameters is not None:
+    if not recompute and parameters is not None and len(hidden):
         names: list[str] = []
-        values = _AtOnce.apply(model.scores, measure, chunk, names, list(inputs), hidden, *parameters)
+        values = _AtOnce.apply(model.scores, measure, slope, size, names, list(inputs), hidden, *parameters)
         return dict(zip(names, values, strict=True))
+    if len(hidden) <= size:
+        return measure(model.scores(hidden), *inputs)
 
     def piece(h: Tensor, *rest: Tensor) -> Sums:
         return measure(model.scores(h), *rest)
 
-    return _add([_again(piece, h, *rest) for h, *rest in _pieces([hidden, *inputs], chunk)])
+    return _add([_again(piece, h, *rest) for h, *rest in _pieces([hidden, *inputs], size)])
 
 
 def chunked_map(
@@ -91,7 +107,14 @@ class _AtOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Score, measure: Measure, chunk: int, names: list[str], inputs: list[Tensor], *leaves: Tensor
+        ctx: Any,
+        scores: Score,
+        measure: Measure,
+        slope: Slope | None,
+        chunk: int,
+        names: list[str],
+        inputs: list[Tensor],
+        *leaves: Tensor,
     ) -> tuple[Tensor, ...]:
         hidden, *parameters = leaves
         used = [parameter for parameter in parameters if parameter.requires_grad]
@@ -100,19 +123,24 @@ class _AtOnce(torch.autograd.Function):
         for h, into, *rest in _pieces([hidden, slope_of_hidden, *inputs], chunk):
             with torch.enable_grad():
                 h = h.detach().requires_grad_()
-                found = measure(scores(h), *rest)
-                first, *others = torch.autograd.grad(found["value"], [h, *used], allow_unused=True)
+                out = scores(h)
+                if slope is None:
+                    found, down = measure(out, *rest), None
+                    out = found["value"]
+                else:
+                    found, down = slope(out.detach(), *rest)
+                first, *others = torch.autograd.grad(out, [h, *used], down, allow_unused=True)
             sums.append({name: value.detach() for name, value in found.items()})
             if first is not None:
                 into.copy_(first)
-            for at, slope in enumerate(others):
+            for at, other in enumerate(others):
                 total = totals[at]
-                if slope is None:
+                if other is None:
                     continue
                 if total is None:  # the first is cloned where it is not cast: autograd may have lent it
-                    totals[at] = slope.float() if slope.dtype in (torch.bfloat16, torch.float16) else slope.clone()
+                    totals[at] = other.float() if other.dtype in (torch.bfloat16, torch.float16) else other.clone()
                 else:
-                    total += slope
+                    total += other
         added = _add(sums)
         names[:] = added
         ctx.slope = slope_of_hidden
@@ -129,4 +157,4 @@ class _AtOnce(torch.autograd.Function):
         factor = gradients[ctx.value_at]
         slopes = [None if total is None else (total * factor).to(kind) for total, kind in zip(ctx.totals, ctx.kinds)]
         slope = ctx.slope * factor.to(ctx.slope.dtype)
-        return None, None, None, None, None, slope, *slopes
+        return None, None, None, None, None, None, slope, *slopes

@@ -19,6 +19,7 @@ from orchard.core.batch import Batch, Loss
 from orchard.core.config import BaseConfig, Configurable, config
 from orchard.objectives.base import Objective, places, positive, share, wide
 from orchard.objectives.chunks import Sums, chunked_sums
+from orchard.ops.cross_entropy import cross_entropy_with_slope
 
 
 class NextToken(Configurable, Objective):
@@ -32,12 +33,12 @@ class NextToken(Configurable, Objective):
         """How much of (log of the sum of exponentials)² is added; 1e-4 is usual."""
         smoothing: float = 0.0
         chunk: int | None = 1024
-        """How many tokens are scored at once; None: all of them."""
+        """How many tokens are scored at once (on a GPU eight times as many); None: all of them."""
         recompute: bool | None = None
         """Score chunks again in the backward pass, rather than take gradients in the forward pass; see chunks.py. None: where
         parameters are sharded, or in float16."""
         skip: bool = True
-        """Leave out places without a target before scoring; their number is then known to the CPU, which waits for it."""
+        """Leave out places without a target before scoring, where there may be any. A GPU has to be waited for then."""
 
         def wire(self) -> None:
             share("smoothing", self.smoothing)
@@ -56,8 +57,24 @@ class NextToken(Configurable, Objective):
             self._measure,
             chunk=self.config.chunk,
             recompute=self.config.recompute,
+            slope=None if self.config.smoothing else self._slope,
         )
         return Loss(value=sums.pop("value"), weight=sums.pop("weight"), parts=sums)
+
+    def _slope(self, scores: Tensor, targets: Tensor, counted: Tensor, weights: Tensor) -> tuple[Sums, Tensor]:
+        """The same as `_measure`, with the gradient of "value" for the scores, which are overwritten by it."""
+        told = cross_entropy_with_slope(scores, targets, weights, self.config.z)
+        weights = weights.to(told.nll.dtype)
+        plain, square = (weights * told.nll).sum(), (weights * told.spread.square()).sum()
+        sums = {
+            "value": plain + self.config.z * square,
+            "weight": weights.sum(),
+            "loss": plain,
+            "tokens": counted.sum(),
+            "correct": ((told.best == targets) & counted).sum(),
+            "z": square,
+        }
+        return sums, told.slope
 
     def _measure(self, scores: Tensor, targets: Tensor, counted: Tensor, weights: Tensor) -> Sums:
         scores = wide(scores)

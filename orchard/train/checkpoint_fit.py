@@ -99,14 +99,24 @@ class Fit:
                 raise ConfigError("parameters are grouped in another way than in the checkpoint", hint=SAME)
 
     def _make(self) -> None:
+        mine, others = set(), {}
         for name, about in self.manifest.optimizer.get("layout", {}).items():
             slot = self.slots.get(about["parameter"])
-            if slot is None or not self._mine(name, about, slot):
+            if slot is None:
+                continue
+            part = name.partition("#")[0]
+            if not self._mine(name, about, slot):
+                others[part] = name
                 continue
             stored = self.manifest.tensors[name]
             made = _room(slot.parameter, stored["shape"], DTYPES[stored["dtype"]], about)
             self.targets[name] = made
             self._made.setdefault(slot.name, {})[about["key"]] = made
+            mine.add(part)
+        for part in sorted(others.keys() - mine):
+            raise self._uncut(
+                others[part], "another process's shard (its parameter was on another stage of the pipeline)"
+            )
 
     def _mine(self, name: str, about: dict[str, Any], slot: Slot) -> bool:
         """Whether this process loads it. States of one shard cannot be cut or joined."""

@@ -89,6 +89,8 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
     slot: _Slot = self._compiled
     if slot.call is None or context.cache is not None:
         return _eager(self, x, context)
+    if not slot.proven:
+        _prepare(self, x.device)
     try:
         y, view, collected = slot.call(self, x, context.positions, context.documents, context.causal)
     except torch.OutOfMemoryError:
@@ -110,6 +112,15 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
         for value in values:
             context.collect(name, value)
     return y
+
+
+def _prepare(self: nn.Module, device: torch.device) -> None:
+    """Tables that are copied to a device when first asked for: inside a compiled block that would be another graph than the
+    next one, and a recomputation would not match what it is to repeat."""
+    for module in self.modules():
+        tables: Any = getattr(getattr(module, "rotary", None), "frequencies", None)
+        if tables is not None:
+            tables(device)
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -5,8 +5,8 @@ process keeps its share of every parameter, gradient and optimiser state; withou
 gradients are exchanged by the same code. Gradients are SUMS over processes and never means: what a step is divided by is the
 total weight of its losses, which the loop knows.
 
-Names of parameters stay what they were, and all of them become DTensors on the same mesh, so that optimisers, norms and
-checkpoints need to know nothing of how they are cut.
+Names of parameters stay what they were, and all of them become DTensors on the same mesh (of their stage, where there is a
+pipeline), so that optimisers, norms and checkpoints need to know nothing of how they are cut.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from orchard.core.config import BaseConfig, Configurable, config
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.train.parallel_experts import split_experts
 from orchard.train.parallel_shards import shard
+from orchard.train.parallel_stages import keep_stage, plan_stages
 from orchard.train.parallel_tensor import split_tensors
 from orchard.train.world import World
 
+SCHEDULES = ("1f1b", "gpipe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Mesh(Configurable):
-    """The processes as a grid. `dims` is torch's mesh with dimensions data, (solo,) and tensor or expert; None: one process."""
+    """The processes as a grid. `dims` is torch's mesh with dimensions (pipeline,) data, (solo,) and tensor or expert; None: one
+    process."""
 
     @config
     class Config(BaseConfig):
@@ -39,6 +42,11 @@ class Mesh(Configurable):
         expert: int = 1
         """Processes that hold different experts of every mixture, and read the same data."""
         pipeline: int = 1
+        """Processes (or groups of them) that have different layers, on the same data: see parallel_pipeline.py."""
+        cuts: list[int] | None = None
+        """The first layer of each stage of the pipeline but the first; None: stages of about the same size."""
+        schedule: str = "1f1b"
+        """In which order a stage works: "1f1b", or "gpipe", which holds more in memory."""
         shard: bool = True
         """Keep parameters, gradients and optimiser states in shards over `data`; False: all of them on every process."""
 
@@ -48,11 +56,14 @@ class Mesh(Configurable):
                     raise ConfigError(f"mesh.{name} is {getattr(self, name)}", hint="use a whole number from 1")
             if self.data < 1 and self.data != -1:
                 raise ConfigError(f"mesh.data is {self.data}", hint="use a whole number from 1, or -1 for the rest")
-            if self.pipeline > 1:
+            if self.schedule not in SCHEDULES:
+                raise ConfigError(f"mesh.schedule is {self.schedule!r}", hint="use one of " + ", ".join(SCHEDULES))
+            if self.pipeline == 1 and self.cuts:
+                raise ConfigError(f"mesh.cuts is {self.cuts}, and mesh.pipeline is 1", hint="set mesh.pipeline too")
+            if self.pipeline > 1 and self.expert > 1:
                 raise UnsupportedPair(
-                    f"mesh.pipeline is {self.pipeline}: pipelines are not built yet, because objectives ask one process for "
-                    "hidden vectors and scores, and a pipeline has them on different ones",
-                    hint="use data (with shard=True, which also divides the memory of parameters) and tensor",
+                    f"mesh.pipeline {self.pipeline} with mesh.expert {self.expert}",
+                    hint="use mesh.tensor, which also cuts experts, or one of the two alone",
                 )
             if self.tensor > 1 and self.expert > 1:
                 raise UnsupportedPair(
@@ -62,25 +73,38 @@ class Mesh(Configurable):
 
     def __init__(self, cfg: Config, *, here: World) -> None:
         self.config = cfg
+        self.here = here
         other = cfg.tensor * cfg.expert
-        data = here.size // other if cfg.data == -1 else cfg.data
-        if data * other != here.size or data < 1:
+        rest = other * cfg.pipeline
+        data = here.size // rest if cfg.data == -1 else cfg.data
+        if data * rest != here.size or data < 1:
             asked = "the rest" if cfg.data == -1 else cfg.data
+            stages = f" x pipeline {cfg.pipeline}" if cfg.pipeline > 1 else ""
             raise ConfigError(
-                f"a mesh of data {asked} x tensor {cfg.tensor} x expert {cfg.expert} for {here.size} processes "
-                f"(it would need {max(data, 1) * other})",
+                f"a mesh of data {asked} x tensor {cfg.tensor} x expert {cfg.expert}{stages} for {here.size} processes "
+                f"(it would need {max(data, 1) * rest})",
                 hint="their product has to be the number of processes; data=-1 takes what the others leave",
             )
         self.data = data
+        self.stages = cfg.pipeline
         self.other = "expert" if cfg.expert > 1 else "tensor"
         """The dimension whose processes read the same data."""
         self.dims: DeviceMesh | None = None
         if here.size > 1:
-            names = ("data", self.other) if cfg.shard else ("data", "solo", self.other)
-            sizes = (data, other) if cfg.shard else (data, 1, other)
-            self.dims = init_device_mesh(here.device.type, sizes, mesh_dim_names=names)
-            if other > 1:
-                self.dims._flatten("all")  # norms are then added up over all processes at once
+            sizes = {"pipeline": cfg.pipeline, "data": data, "solo": 1, self.other: other}
+            if cfg.pipeline == 1:
+                del sizes["pipeline"]
+            if cfg.shard:
+                del sizes["solo"]
+            self.dims = init_device_mesh(here.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+            if other > 1:  # norms are then added up over all processes of a stage at once
+                within = tuple(name for name in sizes if name != "pipeline")
+                self.dims[within]._flatten("all")
+
+    @property
+    def stage(self) -> int:
+        """Which stage of the pipeline this process belongs to, of `stages` in all."""
+        return 0 if self.dims is None or self.stages == 1 else self.dims.get_local_rank("pipeline")
 
     @property
     def data_rank(self) -> int:
@@ -122,13 +146,20 @@ def spread(model: nn.Module, mesh: Mesh, cfg: Spread.Config | None = None) -> nn
     cfg = (cfg or Spread.Config()).complete()
     if mesh.dims is None:
         return model
+    stages = plan_stages(model, mesh.stages, mesh.config.cuts) if mesh.stages > 1 else []
     if cfg.check:
         _check_same(model, mesh.dims)
-    if mesh.dims[mesh.other].size() > 1:
+    together = mesh.dims[mesh.other].size() > 1
+    if together:
         cut = split_experts if mesh.other == "expert" else split_tensors
         cut(model, mesh.dims[mesh.other])
+    compute = None if cfg.compute is None else DTYPES[cfg.compute]
+    if stages:
+        keep_stage(model, stages, mesh.stage, dtype=compute)
+        if mesh.data == 1 and not together and compute is None:
+            return model  # no other process has anything of this stage
     policy = MixedPrecisionPolicy(
-        param_dtype=None if cfg.compute is None else DTYPES[cfg.compute],
+        param_dtype=compute,
         reduce_dtype=None if cfg.reduce is None else DTYPES[cfg.reduce],
         cast_forward_inputs=False,  # a model embeds in the dtype of its parameters: nothing is left to cast
     )

@@ -20,6 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 def shard(model: nn.Module, over: DeviceMesh, policy: MixedPrecisionPolicy, *, keep: bool) -> None:
     """Cut a model, in place. `keep`: layers stay whole between their forward and their backward pass."""
     for layer in layers_of(model):
+        if next(layer.parameters(), None) is None:
+            continue  # it is on another stage of a pipeline
         fully_shard(layer, mesh=over, mp_policy=policy, reshard_after_forward=not keep)
     fully_shard(model, mesh=over, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():

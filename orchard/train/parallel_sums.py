@@ -39,6 +39,15 @@ def totals(values: Mapping[str, Tensor], mesh: Mesh) -> dict[str, float]:
     return dict(zip(values, total(together, mesh).tolist(), strict=True))
 
 
+def anywhere(flag: bool, mesh: Mesh) -> bool:
+    """Whether it is so on any process at all, those with the same data and other parts of the model included."""
+    if mesh.here.size == 1:
+        return flag
+    found = torch.tensor(int(flag), device=mesh.here.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def gathered(note: Any, here: World) -> list[Any]:
     """What every process has, by rank, on every process: anything that JSON holds."""
     if here.size == 1:

@@ -20,12 +20,13 @@ from orchard.core.seeds import fold
 from orchard.objectives.base import Objective
 from orchard.train.clip import Clip, Norm
 from orchard.train.parallel import Mesh
+from orchard.train.parallel_pipeline import Pipeline
 from orchard.train.parallel_shards import exchange
-from orchard.train.parallel_sums import total
+from orchard.train.parallel_sums import anywhere, total
 from orchard.train.schedule import set_rate
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-VALUE, WEIGHT, TOKENS, STOP = "", " ", "  ", "   "
+VALUE, WEIGHT, TOKENS = "", " ", "  "
 """Sums that are no parts of a loss, under names that no part has."""
 
 
@@ -75,6 +76,7 @@ class Step:
         self.dtype = dtype
         self.seed = seed
         self.mesh = mesh
+        self.pipeline = Pipeline(model, mesh) if mesh is not None and mesh.stages > 1 else None
 
     def __call__(self, batch: Any, number: int, *, tokens: int = 0, stop: bool = False) -> Taken:
         """`tokens` and `stop` are this process's own; what comes back is of all of them."""
@@ -83,13 +85,15 @@ class Step:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         sums = self._gradients(batch)
-        totals = self.totals(sums | {TOKENS: _number(tokens, sums), STOP: _number(stop, sums)})
+        count = torch.tensor(float(tokens), dtype=torch.float64, device=sums[VALUE].device)
+        totals = self.totals(sums | {TOKENS: count})
         value, weight = totals.pop(VALUE), totals.pop(WEIGHT)
         rate = self.schedule(number)
-        common: dict[str, Any] = {"tokens": int(totals.pop(TOKENS)), "stop": totals.pop(STOP) > 0, "parts": totals}
+        asked = stop if self.mesh is None else anywhere(stop, self.mesh)
+        common: dict[str, Any] = {"tokens": int(totals.pop(TOKENS)), "stop": asked, "parts": totals}
         if not weight:  # nothing to learn from: the weights stay as they are
             return Taken(0.0, 0.0, Norm(0.0), rate, **common)
-        norm = self.clip(self._trained(), scale=1 / weight)
+        norm = self.clip(self._trained(), scale=1 / weight, others=self.pipeline)
         taken = Taken(value / weight, weight, norm, rate, **common)
         if taken.sound:
             set_rate(self.optimizer, rate)
@@ -106,6 +110,9 @@ class Step:
     def _gradients(self, batch: Any) -> dict[str, Tensor]:
         """Add the gradients of all micro-batches up; the sums of their losses."""
         size = self.micro or len(batch)
+        if self.pipeline is not None:
+            parts = [batch.part(start, start + size) for start in range(0, len(batch), size)]
+            return self.pipeline.gradients(parts, self.objective, lambda: self._cast(batch))
         sums: dict[str, Tensor] = {}
         whole = self.mesh is not None and not self.mesh.config.shard  # then gradients need to be sent only once a step
         for start in range(0, len(batch), size):
@@ -119,6 +126,8 @@ class Step:
         return sums
 
     def loss(self, batch: Any) -> Loss:
+        if self.pipeline is not None and not torch.is_grad_enabled():
+            return self.pipeline.loss(batch, self.objective, lambda: self._cast(batch))
         with self._cast(batch):
             return self.objective(self.model, batch)
 
@@ -135,7 +144,3 @@ def named_sums(loss: Loss) -> dict[str, Tensor]:
     """All that a loss adds up, in float64."""
     named = {VALUE: loss.value, WEIGHT: loss.weight, **loss.parts}
     return {name: value.detach().double() for name, value in named.items()}
-
-
-def _number(value: float, beside: dict[str, Tensor]) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64, device=beside[VALUE].device)

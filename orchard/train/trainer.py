@@ -3,8 +3,9 @@
     trainer = Trainer.Config(model=…, objective=NextToken.Config(), source=…, steps=1000).build(folder=Path("run"), tokenizer=…)
     report = trainer.run()
 
-The folder holds checkpoints and the Report with its curves. `run` goes on from the last checkpoint where there is one: the same
-seed and the same config then give the same weights as a run that was never interrupted, bit for bit on one machine.
+The folder holds checkpoints and the Report with its curves (report.json, report.html, curves.png). `run` goes on from the last
+checkpoint where there is one: the same seed and the same config then give the same weights as a run that was never interrupted,
+bit for bit on one machine.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from orchard.train.clip import Clip
 from orchard.train.compiled import Compiled, compiled
 from orchard.train.ema import EMA
 from orchard.train.errors import Diverged, NothingToLearn
+from orchard.train.memory import keep_freed_memory
 from orchard.train.optim import AdamW
 from orchard.train.parallel import Mesh, Spread, spread
 from orchard.train.parallel_sums import gathered, same_everywhere
 from orchard.train.recompute import Recompute, recompute
 from orchard.train.schedule import Cosine
+from orchard.train.shown import Kept
 from orchard.train.state import DIGEST, TrainState
 from orchard.train.step import DTYPES, VALUE, WEIGHT, Step, Taken, named_sums
 from orchard.train.stopping import Stopping
@@ -104,6 +107,8 @@ class Trainer(Configurable):
                 raise ConfigError(f"dtype is {self.dtype!r}", hint="use one of " + ", ".join(DTYPES))
             if self.micro is not None and self.micro < 1:
                 raise ConfigError(f"micro is {self.micro}", hint="use at least one row, or None")
+            if hasattr(self.source, "check_fits"):  # a source that writes its own batches has something to say to this
+                self.source.check_fits(self.objective, self.micro)
             if self.schedule is None and self.steps is not REQUIRED:
                 self.schedule = Cosine.Config(warmup=max(1, self.steps // 50), steps=self.steps, floor=0.1)
 
@@ -129,6 +134,14 @@ class Trainer(Configurable):
         self.model = self._model(model).to(self.device)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigError("nothing in this model can be trained", hint="add an adapter, or unfreeze some weights")
+        self.watch = Watch(
+            self.model,
+            device=self.device,
+            dtype=cfg.dtype,
+            steps=cfg.steps,
+            processes=self.here.size,
+            measure=self.here.first,
+        )
         # Compiled blocks are recomputed, recomputed blocks are sharded: this is the order in which they wrap each other.
         self.compiled: Compiled | None = compiled(self.model) if cfg.compile else None
         recompute(self.model, cfg.recompute)
@@ -155,13 +168,16 @@ class Trainer(Configurable):
             seed=cfg.seed,
             mesh=self.mesh if self.here.size > 1 else None,
         )
-        self.watch = Watch(self.model, device=self.device)
+        self.kept = Kept(self.folder)
 
     def run(self, told: Iterable[Told] = ()) -> Report:
         """Learn until the last step. Ctrl-C or SIGTERM end it after a step, with a checkpoint to go on from. All processes of a
         run come here; only the first one tells anybody anything."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.resume()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.watch.begin()
         begun, before = time.perf_counter(), self.seconds
         told = list(told) if self.here.first else []
         try:
@@ -172,7 +188,7 @@ class Trainer(Configurable):
                     self.seconds = before + time.perf_counter() - begun
                     for one in told:
                         one(self.done, point)
-                    advance(note=self.watch.words(self.done, point))
+                    advance(note=self.watch.words(self.done, point), left=self.watch.left(self.done))
                     stop = stop or (self.here.size == 1 and stopping.asked is not None)
                     self._save_if_due(stop)
                     if stop:
@@ -180,11 +196,14 @@ class Trainer(Configurable):
         finally:
             self.close()
         self.checkpoints.wait()
-        return self.report()
+        report = self.report()
+        if self.here.first:
+            self.kept(lambda: report, last=True)
+        return report
 
     def _bar(self) -> AbstractContextManager[Advance]:
         if not self.here.first:
-            return nullcontext(lambda amount=1, *, note=None: None)
+            return nullcontext(lambda amount=1, *, note=None, left=None: None)
         return progress("training", total=self.config.steps, unit="steps")
 
     # One step -----------------------------------------------------------------------------------------------------------
@@ -206,18 +225,19 @@ class Trainer(Configurable):
         if self.ema is not None:
             self.ema.update(self.model)
         self.tokens += taken.tokens
-        point = self.watch.note(self.done, taken, taken.tokens, self.objective.curves(taken.weight, taken.parts))
+        means = self.objective.curves(taken.weight, taken.parts)
+        point = self.watch.note(self.done, taken, taken.tokens, means, batch)
         self.done += 1
         if hasattr(self.source, "moved"):
             self.source.moved(self.done)
         if self.held_out and (self.done % self.config.held_out_every == 0 or self.done == self.config.steps):
-            self._measure()
+            point |= self._measure()
         return point, taken.stop
 
     def _diverged(self, taken: Taken, batch: Any) -> Diverged:
         named = ", ".join(taken.norm.bad[:3]) + (" …" if len(taken.norm.bad) > 3 else "")
         what = f"gradients of {named} are not finite" if taken.norm.bad else f"the loss is {taken.loss}"
-        rows = [row for each in gathered(self._suspects(batch), self.here) for row in each]
+        rows = list(dict.fromkeys(row for each in gathered(self._suspects(batch), self.here) for row in each))
         whose = f"; row {' and row '.join(rows[:3])}" if rows else ""
         return Diverged(
             f"step {self.done + 1}: {what} (a batch of {len(batch)} rows, {batch.tokens} targets{whose})",
@@ -232,7 +252,7 @@ class Trainer(Configurable):
             for row in range(len(batch)):
                 loss = self.step.loss(batch.part(row, row + 1).to(self.device))
                 if not math.isfinite(float(loss.value)):
-                    found.append(f"{row} of process {self.here.rank}" if self.here.size > 1 else f"{row}")
+                    found.append(f"{row} of share {self.mesh.data_rank}" if self.mesh.data > 1 else f"{row}")
                     if row < len(origins) and origins[row]:
                         found[-1] += f" ({origins[row]})"
         return found if len(found) < len(batch) else []  # all of them: it is the model, not a row
@@ -244,8 +264,9 @@ class Trainer(Configurable):
         return "there is none yet" if step is None else f"after step {step}"
 
     @torch.no_grad()
-    def _measure(self) -> None:
+    def _measure(self) -> dict[str, float]:
         """The loss on what is held out, always on the same batches."""
+        found: dict[str, float] = {}
         self.model.eval()
         for name, source in self.held_out.items():
             source.begin(0)
@@ -255,6 +276,9 @@ class Trainer(Configurable):
                 value, weight = value + totals[VALUE], weight + totals[WEIGHT]
             points = self.watch.curves.setdefault(f"held out, {name}", [])
             points.append([self.done, value / weight if weight else None])
+            if weight:
+                found[f"held out, {name}"] = value / weight
+        return found
 
     # Coming and going ---------------------------------------------------------------------------------------------------
 
@@ -299,6 +323,7 @@ class Trainer(Configurable):
                 self.tokens / self.seconds if self.seconds else 0.0, unit="tokens/s", note="over all steps"
             ),
         }
+        values |= self.watch.values()
         for name, points in curves.items():
             if name.startswith("held out") and points:
                 values[f"loss, {name}"] = points[-1][1]
@@ -346,6 +371,8 @@ class Trainer(Configurable):
         last = now or self.done == self.config.steps
         if last or self.done % self.config.save.every == 0:
             self.save(wait=last)
+            if self.here.first and not last:
+                self.kept(self.report)
 
 
 def digest(cfg: Trainer.Config) -> str:

@@ -51,6 +51,8 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     store: Any = field(default=None, repr=False, compare=False)
     """What all processes can write notes into; None: alone."""
+    timeout: float = field(default=TIMEOUT, compare=False)
+    """Seconds that this process waits for the others."""
 
     @property
     def first(self) -> bool:
@@ -74,7 +76,7 @@ def world(
         return
     if dist.is_initialized():
         raise UsageError("this process belongs to a group already", hint="open one world() at a time")
-    here = World(rank, size, local_rank, where, _start(said, rank, size, where, timeout))
+    here = World(rank, size, local_rank, where, _start(said, rank, size, where, timeout), timeout)
     try:
         yield here
         dist.barrier()  # the first process holds the store: it may not leave while others still use it
@@ -206,7 +208,10 @@ def _absent(here: World) -> tuple[dict[int, str], tuple[int, ...]]:
 
 
 def _broken(error: BaseException) -> bool:
-    """Whether an error comes from the group and not from the program."""
+    """Whether an error comes from the group and not from the program; also one of ours that was raised because of such an error
+    (a checkpoint that others do not finish)."""
+    if isinstance(error, OrchardError) and error.__cause__ is not None:
+        return _broken(error.__cause__)
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)

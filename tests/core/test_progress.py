@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from orchard.core.progress import progress, track
+from orchard.core.progress import clock, lasting, progress, track
 
 
 def test_off_a_terminal_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_off_a_terminal_rich_is_not_even_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
-def on_a_terminal(code: str) -> tuple[bytes, str]:
+def on_a_terminal(code: str, columns: int = 100) -> tuple[bytes, str]:
     """Run a program whose stderr is a terminal and whose stdout is not: what each of them got."""
     master, slave = pty.openpty()
     with os.fdopen(master, "rb", buffering=0) as screen:
@@ -42,7 +42,7 @@ def on_a_terminal(code: str) -> tuple[bytes, str]:
             stdout=subprocess.PIPE,
             stderr=slave,
             timeout=60,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
         )
         os.close(slave)
         shown = screen.read(65536).decode(errors="replace")
@@ -58,7 +58,39 @@ def test_on_a_terminal_the_bar_goes_to_stderr_only() -> None:
         print("result", list(track(["x"], "counting")))
     """)
     assert out == b"result ['x']\n"
-    assert "reading: part one" in shown and "MB" in shown and "counting" in shown
+    assert "reading" in shown and "part one" in shown and "MB" in shown and "counting" in shown
+
+
+def test_notes_and_the_time_left_are_what_the_job_says_on_eighty_columns() -> None:
+    _, shown = on_a_terminal(
+        """
+        from orchard.core.progress import progress
+        with progress("training", total=1000, unit="steps") as advance:
+            advance(200, note="loss 2.3412, 182,345 tokens/s, ~31 % MFU", left=733.0)
+        with progress("writing [bold]x[/bold]", total=2) as advance:
+            advance()
+        """,
+        columns=80,
+    )
+    assert "200/1000" in shown and "0:12:13" in shown and "loss 2.3412, 182,345 tokens/s, ~31 % MFU" in shown
+    assert "[bold]x[/bold]" in shown, "a title is no markup"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "digits"),
+    [
+        (-1, "0 s", "0:00:00"),
+        (0.123, "0.12 s", "0:00:00"),
+        (42, "42 s", "0:00:42"),
+        (60, "1 min", "0:01:00"),
+        (725, "12 min 5 s", "0:12:05"),
+        (12_030, "3 h 20 min", "3:20:30"),
+        (100_000, "27 h 46 min", "27:46:40"),
+        (200_000, "2 days 7 h", "55:33:20"),
+    ],
+)
+def test_times_as_people_say_them(seconds: float, words: str, digits: str) -> None:
+    assert lasting(seconds) == words and clock(seconds) == digits
 
 
 def test_results_printed_beside_a_bar_stay_on_stdout() -> None:

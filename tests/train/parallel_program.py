@@ -44,11 +44,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(kind: str = "") -> Decoder:
-    """A decoder of two layers; `kind` names what is special: tied, norms, biases, moe, packed, lora, narrow, only head."""
+def build(kind: str = "", layers: int = 2) -> Decoder:
+    """A small decoder; `kind` names what is special: tied, norms, biases, moe, packed, lora, narrow, only head."""
     torch.manual_seed(0)
-    layers = [_block(kind) for _ in range(2)]
-    tree = Decoder.Config(vocab=VOCAB, dim=32, context=64, stack=Stack.Config(layers=layers))
+    stack = Stack.Config(layers=[_block(kind) for _ in range(layers)])
+    tree = Decoder.Config(vocab=VOCAB, dim=32, context=64, stack=stack)
     if "tied" in kind:
         tree.head = None
     if "packed" in kind:

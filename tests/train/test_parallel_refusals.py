@@ -59,9 +59,6 @@ def test_other_meshes_are_refused_with_both_numbers() -> None:
     for wrong in ({"tensor": 0}, {"data": 0}, {"data": -2}, {"expert": -1}):
         with pytest.raises(ConfigError, match=f"mesh.{next(iter(wrong))} is"):
             Mesh.Config(**wrong).build(here=World())
-    with pytest.raises(UnsupportedPair, match="pipeline is 2") as refused:
-        Mesh.Config(pipeline=2).build(here=World(size=2))
-    assert refused.value.hint
     with pytest.raises(ConfigError, match=r"spread.compute is 'half'"):
         spread(build(), Mesh.Config().build(here=World()), Spread.Config(compute="half"))
 

@@ -17,6 +17,7 @@ import torch
 
 from orchard.core.errors import ConfigError
 from orchard.data import Repeat
+from orchard.nn.linear import Linear
 from orchard.text.tokenizer import Tokenizer
 from orchard.train.errors import Diverged, NothingToLearn
 from orchard.train.trainer import Saving, Trainer
@@ -120,6 +121,18 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was(tmp_path: Path
     again = made(tmp_path, tokenizer, save=Saving.Config(every=2))
     assert again.resume() and again.done == 4
     assert all(torch.isfinite(value).all() for value in weights(again).values())
+
+
+def test_a_row_that_breaks_the_loss_is_named_by_file_and_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [{"prompt": f"{n}+1=", "completion": f"{n + 1};"} for n in range(60)]
+    rows[41]["completion"] = "@;"
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = run_config(tmp_path, tokenizer).set("model.head", Linear.Config()).model
+    trainer = made(tmp_path, tokenizer, model=model)
+    with torch.no_grad():
+        trainer.model.embedding.weight[tokenizer.encode("@")[-1]] = float("inf")  # type: ignore[union-attr, operator]
+    with pytest.raises(Diverged, match=r"row \d \(.*sums.jsonl:"):
+        trainer.run()
 
 
 def test_what_cannot_be_run_is_said_before_or_in_words(tmp_path: Path, tokenizer: Tokenizer) -> None:

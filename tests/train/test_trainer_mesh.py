@@ -37,9 +37,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         {"mesh": {}},
         {"mesh": {"shard": False}, "micro": 1, "every": 1},
-        {"mesh": {"expert": 1, "data": 2}, "every": 1},
+        {"mesh": {"pipeline": 2}, "micro": 2},
     ],
-    ids=["sharded", "whole, micro-batches, recomputed", "sharded, recomputed"],
+    ids=["sharded", "whole, micro-batches, recomputed", "pipeline"],
 )
 def test_two_processes_learn_what_one_learns(tmp_path: Path, alone: dict[str, Any], said: dict[str, Any]) -> None:
     found = run(tmp_path, size=2, **said)
@@ -65,6 +65,6 @@ def test_a_process_that_is_killed_ends_the_run_and_loses_nothing(tmp_path: Path,
     told = {"folder": str(tmp_path), "steps": 20, "kill_at": 10}
     ended = start("mesh_program", json.dumps(told), size=2)
     assert ended[0][0] == -9 and ended[1][0] == 3
-    assert "worker-lost" in ended[1][2] and "rank 0" in ended[1][2] or "process that the run" in ended[1][2]
+    assert "worker-lost" in ended[1][2] and ("rank 0" in ended[1][2] or "process that the run" in ended[1][2])
     found = run(tmp_path, size=2)
     assert found["series"]["loss"] == pytest.approx(alone["series"]["loss"], abs=1e-4)
