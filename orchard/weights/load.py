@@ -41,7 +41,8 @@ def load_decoder(
         for ours, (module, attribute) in names.items():
             begin = getattr(module, "begin", {}).get(attribute)
             if begin is not None:  # a transform added it: no checkpoint has it
-                setattr(module, attribute, nn.Parameter(begin(getattr(module, attribute).shape).to(device, dtype)))
+                fresh = begin(getattr(module, attribute).shape)  # a vector says how long rows are: it stays exact
+                setattr(module, attribute, nn.Parameter(fresh.to(device, dtype if fresh.dim() > 1 else None)))
             elif not _take_over(module, attribute, ours, checkpoint, source, device):
                 fill(module, attribute, ours, checkpoint.read(ours, source), dtype, device)
             advance()

@@ -101,6 +101,9 @@ def test_softmax_softcap_clip_and_sums(level: int, seed: int, width: int, size: 
     assert np.array_equal(clipped, np.clip(x, -0.5, 0.5))
     call("add_scaled", level, total, y, 0.25, width)
     close(total, torch.from_numpy(x) + 0.25 * torch.from_numpy(y), 1e-6)
+    scaled = x.copy()
+    call("scale_each", level, scaled, y, width)
+    assert np.array_equal(scaled, x * y)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -112,6 +112,13 @@ class Program:
         zeros = (torch.zeros(rows, device=self.device) for _, rows in parts)
         return torch.cat([none if name is None else self.vector(name) for (name, _), none in zip(parts, zeros)])
 
+    def gains(self, outputs: Sequence[steps.Output]) -> Tensor | None:
+        """The same for gains, with ones."""
+        if all(output.gain is None for output in outputs):
+            return None
+        ones = (torch.ones(output.matrix.rows, device=self.device) for output in outputs)
+        return torch.cat([one if each.gain is None else self.vector(each.gain) for each, one in zip(outputs, ones)])
+
     # Steps --------------------------------------------------------------------------------------------------------
 
     def head_input(self, row: Tensor) -> Tensor:
@@ -145,12 +152,24 @@ class Program:
         weight = self.together([output.matrix for output in outputs])
         bias = self.biases([(output.bias, output.matrix.rows) for output in outputs])
         norm, add, places = self.norm(step.norm), outputs[0].add, [output.to for output in outputs]
+        gain = self.gains(outputs)
+
+        def scaled(call: Call) -> None:
+            """Rows with a gain (DoRA): the product is made beside what they are added to, which has none."""
+            outs = [call.buffers[place] for place in places]
+            made = [torch.empty_like(out) for out in outs]
+            self.kernels.linear(call.buffers[step.src], weight, made, norm=norm)
+            assert gain is not None
+            y = torch.cat(made, dim=1) * gain
+            y = y if bias is None else y + bias
+            for out, part in zip(outs, y.split([out.shape[1] for out in outs], dim=1), strict=True):
+                out.copy_(out + part if add else part)
 
         def run(call: Call) -> None:
             outs = [call.buffers[place] for place in places]
             self.kernels.linear(call.buffers[step.src], weight, outs, norm=norm, bias=bias, add=add)
 
-        return run
+        return run if gain is None else scaled
 
     def gated(self, step: steps.Gated) -> list[Op]:
         if not alike([self.weight(step.gate), self.weight(step.up)]):

@@ -7,6 +7,7 @@ layout is written from it, without a dense weight in between.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.errors import ConfigError, OrchardError
+from orchard.nn.formats.through import through
 from orchard.ops.kernels.packing import pack_codes, pack_plain
 
 Packed = dict[str, Tensor]
@@ -25,6 +27,8 @@ NATIVE_GROUP = 32
 ALIGNMENT = 64
 PIECE = 1 << 16
 """Values that a search works on at a time."""
+LARGE = 1 << 17
+"""Bytes of codes that are unpacked at a time."""
 _HALF_MAX = torch.finfo(torch.float16).max
 
 
@@ -69,10 +73,13 @@ class Grouped:
 
     def dense(self) -> Tensor:
         """The values in float32. For 8 bits and fewer every product is exact there."""
-        values = (self.codes.float() - self.zero).unflatten(-1, (self.scales.shape[-1], -1))
-        values = values * self.scales.float()[..., None]
+        # In place: training unpacks every weight twice a step, and fresh memory costs more than the arithmetic.
+        values = self.codes.float().unflatten(-1, (self.scales.shape[-1], -1))
+        if self.zero:
+            values.sub_(self.zero)
+        values.mul_(self.scales.float()[..., None])
         if self.minima is not None:
-            values = values + self.minima.float()[..., None]
+            values.add_(self.minima.float()[..., None])
         return values.flatten(-2)
 
     def to(self, device: torch.device | str) -> Grouped:
@@ -114,7 +121,7 @@ class Format(ABC):
 
     def matmul(self, x: Tensor, packed: Packed) -> Tensor:
         """x [..., in] times the weight [out, in] transposed. Formats with kernels of their own do better than this."""
-        return torch.nn.functional.linear(x, self.unpack(packed, x.dtype))
+        return through(x, self, packed)
 
     def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Exact bytes of a packed weight."""
@@ -152,9 +159,21 @@ class GroupedFormat(Format):
         return {**parts, "minima": per_group} if self.has_minimum else parts
 
     def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        codes = packed["codes"]
+        small = codes.numel() <= LARGE or codes.dim() != 2
+        if small or codes.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.values(packed).to(dtype)
+        # A large weight goes faster in pieces that a cache holds, and takes no float32 of its whole size on the way.
+        rows, step = len(codes), max(1, LARGE // codes.shape[1])
+        out = torch.empty(rows, codes.shape[1] * 8 // self.bits, dtype=dtype)
+        for first in range(0, rows, step):
+            out[first : first + step] = self.values({name: part[first : first + step] for name, part in packed.items()})
+        return out
+
+    def values(self, packed: Packed) -> Tensor:
+        """All of a packed weight, or of some of its rows, in float32."""
         codes, scales = spread(packed["codes"], self.bits), packed["scales"]
-        grouped = Grouped(codes, scales, packed.get("minima"), self.bits, codes.shape[-1] // scales.shape[-1])
-        return grouped.dense().to(dtype)
+        return Grouped(codes, scales, packed.get("minima"), self.bits, codes.shape[-1] // scales.shape[-1]).dense()
 
     def fake(self, weight: Tensor) -> Tensor:
         rounded = self.unpack(self.pack(weight.detach()), weight.dtype)
@@ -221,6 +240,9 @@ def squeeze(codes: Tensor, bits: int) -> Tensor:
 
 def spread(packed: Tensor, bits: int) -> Tensor:
     """The inverse of `squeeze`."""
+    if bits == 4 and sys.byteorder == "little":  # two halves of a byte go to two bytes at once
+        both = packed.to(torch.int16, memory_format=torch.contiguous_format)
+        return (both | both << 4).bitwise_and_(0x0F0F).view(torch.uint8)
     mask = (1 << bits) - 1
     return torch.stack([packed >> shift & mask for shift in range(0, 8, bits)], dim=-1).flatten(-2)
 

@@ -58,10 +58,9 @@ class Int8(Configurable, GroupedFormat):
             steps = values / scales[..., None]
         return {"codes": steps.round().to(torch.int8).flatten(-2), "scales": scales}
 
-    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+    def values(self, packed: Packed) -> Tensor:
         codes, scales = packed["codes"], packed["scales"]
-        grouped = codes.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
-        return grouped.flatten(-2).to(dtype)
+        return codes.float().unflatten(-1, (scales.shape[-1], -1)).mul_(scales[..., None]).flatten(-2)
 
     def keep(self, grouped: Grouped) -> Packed:
         codes = (grouped.codes ^ _SIGN).view(torch.int8)

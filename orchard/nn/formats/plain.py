@@ -28,6 +28,12 @@ class Plain(Configurable, Format):
     def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         return packed["weight"].to(dtype)
 
+    def matmul(self, x: Tensor, packed: Packed) -> Tensor:
+        weight = packed["weight"]  # as it is: there is nothing to unpack again
+        if not torch.is_autocast_enabled(x.device.type):  # which brings both to its dtype, each at most once
+            weight = weight.to(x.dtype)
+        return torch.nn.functional.linear(x, weight)
+
     def fake(self, weight: Tensor) -> Tensor:
         return weight
 

@@ -3,7 +3,8 @@
 y = W x + Σ scale · B (A x), and the weight W is not touched. The rows of A join the step that reads x already (so x is
 normalised once), into a buffer as wide as the rank; a step after it adds B times that buffer to where W x went. Where ranks
 are small the matrices of one step share one A, and each B has zeros where the ranks of the others are: one step more instead
-of three. A `Gated` step comes apart for it into a `Linear` and a `Gate`, for its side paths end before the gate.
+of three. A `Gated` step comes apart for it into a `Linear` and a `Gate`, for its side paths end before the gate. DoRA's gain on
+whole rows (arXiv 2402.09353) stands on the output of W, and is multiplied into B.
 
 No tensor of the plan is copied, so a plan and all its adapted forms cost little more than one of them.
 """
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.kernels import packing
 from orchard.ops.kernels.packing import pack_plain
 from orchard.ops.plan import steps
 from orchard.ops.plan.check import check
@@ -25,6 +27,8 @@ from orchard.ops.plan.steps import Gate, Gated, Linear, Matrix, Output, Plan, St
 
 Side = tuple[np.ndarray, np.ndarray, float]
 """A [rank, in], B [out, rank], and what their product is multiplied with."""
+TINY = 1e-30
+"""Rows with a smaller square are as good as zero, and have no direction."""
 SHARED_RANKS = 64
 """Up to so many ranks of one step share an A: the zeros that this puts into B cost less than further steps would."""
 SIDE_TENSOR = re.compile(r"\.lora\d*\.")
@@ -35,19 +39,22 @@ def adapted(
     plan: Plan,
     sides: Mapping[str, Sequence[Side]],
     biases: Mapping[str, Sequence[np.ndarray]] | None = None,
+    magnitudes: Mapping[str, np.ndarray] | None = None,
     *,
     kind: str | None = None,
 ) -> Plan:
     """The plan with side paths, by the path of the module whose matrix they go beside (`stack.layers.0.mixer.q`; the name of
     the matrix's tensor will do too). Those of one module add up.
 
-    `biases` stand in place of a module's own: of several, each counts by how far it is from that. `kind` ("f32" or "bf16") is
-    how A and B are kept; without one, as exactly as the matrix beside them. A module that runs in torch is left to whoever
-    runs it. `UnsupportedPair` names a module whose step has no room for a side path, `ConfigError` one that is not there.
+    `biases` stand in place of a module's own: of several, each counts by how far it is from that. `magnitudes` are DoRA's: the
+    lengths that rows of W + scale · B A get, beside a single side path. `kind` ("f32" or "bf16") is how A and B are kept; without
+    one, as exactly as the matrix beside them. A module that runs in torch is left to whoever runs it. `UnsupportedPair` names a
+    module whose step has no room for a side path, `ConfigError` one that is not there.
     """
     if kind not in (None, "f32", "bf16"):
         raise ConfigError(f"side paths cannot be kept as {kind!r}", hint="use 'f32' or 'bf16'")
-    made = _Adapting(plan, _by_module(sides), _by_module(biases or {}), kind).run()
+    lengths = {_module(name): np.asarray(values, np.float32) for name, values in (magnitudes or {}).items()}
+    made = _Adapting(plan, _by_module(sides), _by_module(biases or {}), lengths, kind).run()
     check(made)
     return made
 
@@ -95,9 +102,14 @@ class _Adapting:
     """Goes through the steps of a plan once."""
 
     def __init__(
-        self, plan: Plan, sides: dict[str, list[Side]], biases: dict[str, list[np.ndarray]], kind: str | None
+        self,
+        plan: Plan,
+        sides: dict[str, list[Side]],
+        biases: dict[str, list[np.ndarray]],
+        magnitudes: dict[str, np.ndarray],
+        kind: str | None,
     ) -> None:
-        self.plan, self.sides, self.biases, self.kind = plan, sides, biases, kind
+        self.plan, self.sides, self.biases, self.magnitudes, self.kind = plan, sides, biases, magnitudes, kind
         self.tensors = dict(plan.tensors)
         self.widths = list(plan.widths)
         self.buffers: dict[tuple[int, str], int] = {}
@@ -105,6 +117,11 @@ class _Adapting:
         """Modules whose steps have not come yet."""
         # A plan that was adapted before has side paths already: the new ones get a number of their own.
         self.layer = 1 + max((int(n) for name in plan.tensors for n in re.findall(r"\.lora(\d+)\.", name)), default=-1)
+        wide = (name for name in plan.tensors if SIDE_TENSOR.search(name) and name.endswith(".b.weight"))
+        self.adapted = {SIDE_TENSOR.split(name)[0] for name in wide}
+        without = sorted(magnitudes.keys() - sides.keys())
+        if without:
+            raise ConfigError(f"{without[0]}: lengths of rows without a side path", hint="give its A and B too")
 
     def run(self) -> Plan:
         made: list[Step] = []
@@ -132,7 +149,7 @@ class _Adapting:
         return replace(self.plan, steps=made, tensors=self.tensors, widths=self.widths)
 
     def _linear(self, step: Linear) -> list[Step]:
-        outputs = tuple(self._biased(output) for output in step.outputs)
+        outputs = tuple(self._gained(self._biased(output)) for output in step.outputs)
         found = [(output, self.sides.get(_module(output.matrix.tensor), [])) for output in outputs]
         found = [(output, sides) for output, sides in found if sides]
         if not found:
@@ -169,12 +186,34 @@ class _Adapting:
         wide, place = [], 0
         for output, sides in found:
             b = np.zeros((output.matrix.rows, ranks), np.float32)
+            gain = 1 if output.gain is None else self.tensors[output.gain][:, None]
             for _, columns, scale in sides:
-                b[:, place : place + columns.shape[1]] = np.asarray(columns, np.float32) * np.float32(scale)
+                b[:, place : place + columns.shape[1]] = np.asarray(columns, np.float32) * np.float32(scale) * gain
                 place += columns.shape[1]
             name = f"{_module(output.matrix.tensor)}.lora{self.layer}.b"
             wide.append(Output(matrix=self._matrix(name, b, kind), to=output.to, add=True))
         return a, Linear(src=between, outputs=tuple(wide))
+
+    def _gained(self, output: Output) -> Output:
+        """With DoRA's gain: what brings each row of the adapted matrix to its length."""
+        module = _module(output.matrix.tensor)
+        length, sides = self.magnitudes.get(module), self.sides.get(module, [])
+        if (length is not None and (len(sides) > 1 or module in self.adapted)) or (sides and output.gain is not None):
+            raise UnsupportedPair(
+                f"{module} has several side paths, and one is DoRA's", hint="apply a DoRA adapter alone"
+            )
+        if length is None:
+            return output
+        if length.shape != (output.matrix.rows,):
+            problem = f"{module}: lengths of shape {length.shape} for {output.matrix.rows} rows"
+            raise ConfigError(problem, hint="make them equal")
+        a, b = _checked(output.matrix, sides[0])
+        matrix = output.matrix
+        packed = self.plan.tensors[matrix.tensor]
+        dense = packing.values(packed, matrix.kind, matrix.rows, matrix.cols, matrix.group, matrix.minimum)
+        name = f"{module}.lora{self.layer}.gain"
+        self.tensors[name] = gain_of(dense, a, b, sides[0][2], length)
+        return replace(output, gain=name)
 
     def _biased(self, output: Output) -> Output:
         module = _module(output.matrix.tensor)
@@ -202,6 +241,13 @@ class _Adapting:
             self.buffers[width, use] = len(self.widths)
             self.widths.append(width)
         return self.buffers[width, use]
+
+
+def gain_of(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float, magnitude: np.ndarray) -> np.ndarray:
+    """What brings each row of `weight + scale · b a` to the length that DoRA wants it to have."""
+    rows = weight + (b * np.float32(scale)) @ a
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+    return np.ascontiguousarray(magnitude / np.sqrt(np.maximum(squares, TINY)), np.float32)
 
 
 def _checked(matrix: Matrix, side: Side) -> tuple[np.ndarray, np.ndarray]:

@@ -118,12 +118,17 @@ class Builder:
             raise ConfigError(f"{path}: a norm of {groups} × {len(weight)} on {x.width} values", hint="make them equal")
         return self._node("norm", (x,), x.width, norm=self.norm_of(weight, eps, path=path), groups=groups)
 
-    def linear(self, x: Value, weight: Packed, bias: np.ndarray | None = None, *, path: str) -> Value:
+    def linear(
+        self, x: Value, weight: Packed, bias: np.ndarray | None = None, gain: np.ndarray | None = None, *, path: str
+    ) -> Value:
+        """gain · (weight x) + bias; gain and bias are a number for each row, or None."""
         if weight.cols != x.width or weight.count != 1:
             shape = f"{weight.count} × [{weight.rows}, {weight.cols}]"
             raise ConfigError(f"{path}: a weight {shape} on {x.width} values", hint="make them equal")
         matrix = self._matrix(path, weight)
-        return self._node("linear", (x,), weight.rows, matrix=matrix, bias=self._bias(path, bias, weight.rows))
+        factors = self._vector(f"{path}.lora.gain", gain, weight.rows)  # only adapters have one
+        bias_name = self._bias(path, bias, weight.rows)
+        return self._node("linear", (x,), weight.rows, matrix=matrix, bias=bias_name, gain=factors)
 
     def gate(self, gate: Value, up: Value, activation: str) -> Value:
         """act(gate) · up."""
@@ -220,10 +225,14 @@ class Builder:
             **parts,
         )
 
-    def low_rank(self, x: Value, a: np.ndarray, b: np.ndarray, scale: float, onto: Value, *, path: str) -> Value:
-        """onto + scale · b (a x): the side path of an adapter, in float32. a: [rank, in], b: [out, rank]."""
+    def low_rank(
+        self, x: Value, a: np.ndarray, b: np.ndarray, scale: float | np.ndarray, onto: Value, *, path: str
+    ) -> Value:
+        """onto + scale · b (a x): the side path of an adapter, in float32. a: [rank, in], b: [out, rank]; a scale for all rows,
+        or one for each."""
         narrow = self.linear(x, _float_matrix(a), path=f"{path}.a")
-        wide = self.linear(narrow, _float_matrix(np.asarray(b, np.float32) * np.float32(scale)), path=f"{path}.b")
+        factor = np.asarray(scale, np.float32).reshape(-1, 1)
+        wide = self.linear(narrow, _float_matrix(np.asarray(b, np.float32) * factor), path=f"{path}.b")
         return self.add(onto, wide)
 
     def torch(self, node: str, x: Value, reason: str, width: int | None = None) -> Value:
@@ -270,11 +279,15 @@ class Builder:
         )
 
     def _bias(self, path: str, bias: np.ndarray | None, rows: int) -> str | None:
-        if bias is None:
+        return self._vector(f"{path}.bias", bias, rows)
+
+    def _vector(self, name: str, values: np.ndarray | None, rows: int) -> str | None:
+        if values is None:
             return None
-        if bias.shape != (rows,):
-            raise ConfigError(f"{path}: a bias of shape {bias.shape} for {rows} rows", hint="make them equal")
-        return self._tensor(f"{path}.bias", np.ascontiguousarray(bias, np.float32))
+        if values.shape != (rows,):
+            path, _, what = name.rpartition(".")
+            raise ConfigError(f"{path}: a {what} of shape {values.shape} for {rows} rows", hint="make them equal")
+        return self._tensor(name, np.ascontiguousarray(values, np.float32))
 
     def _rotary(self, rotation: Rotation) -> int:
         """Equal tables are kept once: most models have one for all their layers."""

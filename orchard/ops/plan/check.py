@@ -103,6 +103,7 @@ class _Check:
         return value
 
     def bias(self, name: str | None, length: int) -> None:
+        """A number for each row, where there are any."""
         if name is not None:
             self.vector(name, length)
 
@@ -175,6 +176,7 @@ class _Check:
             rows = self.write(output.to, (step.src,), add=output.add)
             self.matrix(output.matrix, rows, width)
             self.bias(output.bias, rows)
+            self.bias(output.gain, rows)
 
     def gated(self, step: steps.Gated) -> None:
         width = self.read(step.src)

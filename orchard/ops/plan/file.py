@@ -28,6 +28,8 @@ KINDS: dict[str, type] = {
 }
 NUMBERS = ("vocab", "context", "dim")
 FIELDS = {"version", *NUMBERS, "widths", "steps", "stores", "rotaries"}
+LATER: dict[type, frozenset[str]] = {steps.Output: frozenset({"gain"})}
+"""Fields that came later and are nearly always None: they are left out then, so that plans without them stay what they were."""
 
 
 def to_json(plan: steps.Plan) -> dict[str, Any]:
@@ -66,7 +68,9 @@ def from_json(data: Any, tensors: Mapping[str, np.ndarray]) -> steps.Plan:
 
 
 def _fields(thing: Any) -> dict[str, Any]:
-    return {field.name: _plain(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
+    later = LATER.get(type(thing), frozenset())
+    values = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    return {name: _plain(value) for name, value in values.items() if value is not None or name not in later}
 
 
 def _plain(value: Any) -> Any:
@@ -109,11 +113,12 @@ def _reader(kind: Any) -> Read:
 def _table_reader(kind: Any) -> Read:
     hints = typing.get_type_hints(kind)
     readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
+    needed = readers.keys() - LATER.get(kind, frozenset())
 
     def read(data: Any, place: str) -> Any:
-        if not isinstance(data, dict) or data.keys() != readers.keys():
+        if not isinstance(data, dict) or not needed <= data.keys() <= readers.keys():
             raise _damaged(f"{place} has missing or unknown fields in a {kind.__name__}")
-        return kind(**{name: reader(data[name], place) for name, reader in readers.items()})
+        return kind(**{name: readers[name](value, place) for name, value in data.items()})
 
     return read
 

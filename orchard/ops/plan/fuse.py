@@ -98,7 +98,8 @@ def _gates(nodes: list[Node]) -> list[Node]:
     for node in nodes:
         if node.kind == "gate":
             gate, up = (by_value[value] for value in node.inputs)
-            if {gate.kind, up.kind} != {"linear"} or gate.inputs != up.inputs:
+            scaled = gate.fields.get("gain") or up.fields.get("gain")
+            if {gate.kind, up.kind} != {"linear"} or gate.inputs != up.inputs or scaled:
                 joined.append(replace(node, kind="product"))
                 continue
             sides = {
@@ -282,7 +283,13 @@ def _narrow(ops: list[Op], buffers: Mapping[int, int]) -> tuple[int, steps.Narro
 
 def _linear(op: Op, at: Mapping[int, int]) -> steps.Step:
     outputs = tuple(
-        steps.Output(matrix=node.fields["matrix"], to=at[value], bias=node.fields["bias"], add=onto is not None)
+        steps.Output(
+            matrix=node.fields["matrix"],
+            to=at[value],
+            bias=node.fields["bias"],
+            add=onto is not None,
+            gain=node.fields.get("gain"),
+        )
         for node, (value, onto) in zip(op.outputs, op.writes, strict=True)
     )
     return steps.Linear(src=at[op.reads[0]], outputs=outputs, norm=op.node.fields.get("norm"))
@@ -340,6 +347,7 @@ def _tensor_names(thing: Any) -> set[str]:
             found[each.tensor] += 1
         elif hasattr(each, "__dataclass_fields__"):
             values = {name: getattr(each, name) for name in each.__dataclass_fields__}
-            found.update(value for name, value in values.items() if name.endswith("bias") and value is not None)
-            pending.extend(value for name, value in values.items() if not name.endswith("bias"))
+            vectors = {name: value for name, value in values.items() if name.endswith(("bias", "gain"))}
+            found.update(value for value in vectors.values() if value is not None)
+            pending.extend(value for name, value in values.items() if name not in vectors)
     return set(found)

@@ -58,8 +58,11 @@ class Reference:
             self._dense[matrix.tensor] = np.stack(dense)
         return self._dense[matrix.tensor]
 
-    def product(self, x: np.ndarray, matrix: steps.Matrix, bias: str | None = None) -> np.ndarray:
+    def product(
+        self, x: np.ndarray, matrix: steps.Matrix, bias: str | None = None, gain: str | None = None
+    ) -> np.ndarray:
         y = x @ self.matrix(matrix)[0].T
+        y = y if gain is None else y * self.plan.tensors[gain]
         return y if bias is None else y + self.plan.tensors[bias]
 
     def normal(self, x: np.ndarray, norm: steps.Norm | None) -> np.ndarray:
@@ -85,7 +88,7 @@ class Reference:
     def linear(self, step: steps.Linear) -> None:
         x = self.normal(self.buffers[step.src], step.norm)
         for output in step.outputs:
-            self.put(output.to, self.product(x, output.matrix, output.bias), add=output.add)
+            self.put(output.to, self.product(x, output.matrix, output.bias, output.gain), add=output.add)
 
     def gated(self, step: steps.Gated) -> None:
         x = self.normal(self.buffers[step.src], step.norm)

@@ -49,6 +49,8 @@ class Output:
     to: int
     bias: str | None = None
     add: bool = False
+    gain: str | None = None
+    """What each row's product is multiplied with, before its bias is added (DoRA)."""
 
 
 class Step:

@@ -102,6 +102,7 @@ def _what(plan: steps.Plan, step: steps.Step) -> str:
         words.append("normalise first")
     if isinstance(step, steps.Linear):
         words += ["added in place"] if any(output.add for output in step.outputs) else []
+        words += ["rows scaled"] if any(output.gain for output in step.outputs) else []
         words += ["with bias"] if any(output.bias for output in step.outputs) else []
     elif isinstance(step, steps.Gated | steps.Gate):
         words.append(step.activation)

@@ -44,6 +44,7 @@ struct NormRef {
 
 struct OutputRef {
     Weight weight;
+    const float* gain = nullptr;  // what each row's product is multiplied with, before its bias is added; null: nothing
     const float* bias = nullptr;
     int to = 0;
     bool add = false;
@@ -211,7 +212,7 @@ class Engine {
   private:
     friend struct Walk;
     struct Scratch {  // one per thread
-        Block x, quant, out, gate, panel, attention, query;
+        Block x, quant, out, gate, gained, panel, attention, query;
     };
     void reserve(int rows);
     void find_runs();

@@ -28,6 +28,7 @@ class Words {
         output.weight.rows = number();
         output.weight.cols = number();
         output.weight.data = pointer<uint8_t>();
+        output.gain = pointer<float>();
         output.bias = pointer<float>();
         output.to = number();
         output.add = number() != 0;

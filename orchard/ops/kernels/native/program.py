@@ -326,7 +326,8 @@ class _Words:
         for output in outputs:
             matrix = output.matrix
             self._numbers(KINDS.index(matrix.kind), matrix.group, matrix.minimum, matrix.rows, matrix.cols)
-            self._numbers(self._address(matrix.tensor), self._address(output.bias), output.to, output.add)
+            self._numbers(self._address(matrix.tensor), self._address(output.gain), self._address(output.bias))
+            self._numbers(output.to, output.add)
 
     def _step(self, step: Step) -> None:
         outputs: tuple[Output, ...] = _outputs_of(step)

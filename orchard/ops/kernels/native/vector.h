@@ -15,6 +15,7 @@ struct VectorKernels {
     void (*add)(float* to, const float* x, int count);
     void (*add_scaled)(float* to, const float* x, float factor, int count);
     void (*scale)(float* x, float factor, int count);
+    void (*scale_each)(float* x, const float* factors, int count);
     void (*clip)(float* x, float bound, int count);
     void (*softcap)(float* x, float cap, int count);
     void (*softmax)(float* x, int count);

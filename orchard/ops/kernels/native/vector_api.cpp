@@ -21,6 +21,10 @@ EXPORT void orchard_vector_add_scaled(int level, float* to, const float* x, floa
     vector_kernels(level)->add_scaled(to, x, factor, count);
 }
 
+EXPORT void orchard_vector_scale_each(int level, float* x, const float* factors, int count) {
+    vector_kernels(level)->scale_each(x, factors, count);
+}
+
 EXPORT void orchard_vector_clip(int level, float* x, float bound, int count) { vector_kernels(level)->clip(x, bound, count); }
 
 EXPORT void orchard_vector_softcap(int level, float* x, float cap, int count) { vector_kernels(level)->softcap(x, cap, count); }

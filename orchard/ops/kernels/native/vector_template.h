@@ -94,6 +94,10 @@ void scale(float* x, float factor, int count) {
     for (int i = 0; i < count; i++) x[i] *= factor;
 }
 
+void scale_each(float* x, const float* factors, int count) {
+    for (int i = 0; i < count; i++) x[i] *= factors[i];
+}
+
 void clip(float* x, float bound, int count) {
     for (int i = 0; i < count; i++) x[i] = x[i] > bound ? bound : x[i] < -bound ? -bound : x[i];
 }
@@ -113,7 +117,7 @@ void softmax(float* x, int count) {
     for (int i = 0; i < count; i++) x[i] /= total;
 }
 
-const VectorKernels TABLE = {norm, gate, rotate, add, add_scaled, scale, clip, softcap, softmax};
+const VectorKernels TABLE = {norm, gate, rotate, add, add_scaled, scale, scale_each, clip, softcap, softmax};
 
 }  // namespace
 }  // namespace orchard

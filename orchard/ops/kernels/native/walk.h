@@ -49,6 +49,7 @@ struct Walk {
     Input prepare(const float* src, int ldx, const NormRef& norm, const std::vector<OutputRef>& outputs, int count,
                   const int32_t* chosen_rows);
     void multiply(const OutputRef& output, Input& input, int first, int last, float* y, int ldy, bool add);
+    void product(const Weight& weight, Input& input, int first, int last, float* y, int ldy, bool add);
     template <class Some>
     void share(int blocks, const Input& input, int fewest, const Some& some);
     void quantise(const float* x, int cols, int padded, int group, const QuantRows& to) const;

@@ -139,9 +139,7 @@ void Walk::need_quant(Input& input, const Weight& weight) {
 }
 
 // y[t][r] (+)= W x for the rows of blocks [first, last); y points at row 0 of the weight.
-void Walk::multiply(const OutputRef& output, Input& input, int first, int last, float* y, int ldy, bool add) {
-    const Weight& weight = output.weight;
-    if (first >= last) return;
+void Walk::product(const Weight& weight, Input& input, int first, int last, float* y, int ldy, bool add) {
     if (input.packed) {
         int step = (int)(PANEL_BYTES / engine.matrix_->panel_bytes(weight, 1));
         if (step < 1) step = 1;
@@ -172,9 +170,31 @@ void Walk::multiply(const OutputRef& output, Input& input, int first, int last, 
             }
         }
     }
-    if (output.bias) {
-        int begin = first * 32, end = last * 32 < weight.rows ? last * 32 : weight.rows;
-        for (int t = 0; t < input.rows; t++) engine.vector_->add(y + (size_t)t * ldy + begin, output.bias + begin, end - begin);
+}
+
+// The same with the output's gain and bias: y[t][r] (+)= gain[r] * (W x) + bias[r].
+void Walk::multiply(const OutputRef& output, Input& input, int first, int last, float* y, int ldy, bool add) {
+    if (first >= last) return;
+    const int begin = first * 32, end = last * 32 < output.weight.rows ? last * 32 : output.weight.rows, count = end - begin;
+    if (!output.gain) {
+        product(output.weight, input, first, last, y, ldy, add);
+        if (!output.bias) return;
+        for (int t = 0; t < input.rows; t++) engine.vector_->add(y + (size_t)t * ldy + begin, output.bias + begin, count);
+        return;
+    }
+    // What y may hold already has no gain: the product is made beside it.
+    const int ld = round_up(count, 16);
+    scratch.gained.reserve((size_t)input.rows * ld * 4);
+    float* made = scratch.gained.as<float>();
+    product(output.weight, input, first, last, made - begin, ld, false);
+    for (int t = 0; t < input.rows; t++) {
+        float *row = made + (size_t)t * ld, *to = y + (size_t)t * ldy + begin;
+        engine.vector_->scale_each(row, output.gain + begin, count);
+        if (output.bias) engine.vector_->add(row, output.bias + begin, count);
+        if (add)
+            engine.vector_->add(to, row, count);
+        else
+            std::memcpy(to, row, (size_t)count * 4);
     }
 }
 
