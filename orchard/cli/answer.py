@@ -17,6 +17,7 @@ def respond_to(
     prompt: str | None = None,
     *,
     model: str = "smollm2",
+    draft: str | None = None,
     system: str | None = None,
     max_tokens: int = 256,
     temperature: float = 0.0,
@@ -42,14 +43,16 @@ def respond_to(
         stop=stop,
         seed=seed,
     )
-    answer_once(text, name=model, system=system, settings=settings, as_json=as_json)
+    answer_once(text, name=model, draft=draft, system=system, settings=settings, as_json=as_json)
 
 
-def answer_once(prompt: str, *, name: str, system: str | None, settings: dict[str, Any], as_json: bool) -> None:
+def answer_once(
+    prompt: str, *, name: str, draft: str | None, system: str | None, settings: dict[str, Any], as_json: bool
+) -> None:
     """Load, answer, print. `chat` comes here too when its input is not a terminal."""
     # A text alone also suits a model without a chat template, which continues it.
     messages = common.messages_for(prompt, system) if system else prompt
-    model = common.load_model(name)
+    model = common.load_model(name, draft)
     try:
         if as_json:
             answer = model.generate(messages, **settings)

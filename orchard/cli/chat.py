@@ -22,6 +22,7 @@ from orchard.cli.common import note
 from orchard.cli.conversation import Conversation, Setup
 from orchard.cli.options import (
     AdapterOption,
+    DraftOption,
     GuardrailsOption,
     JsonOption,
     MaxTokensOption,
@@ -43,6 +44,7 @@ from orchard.core.errors import ContextOverflow, OrchardError, UsageError
 
 def chat(
     model: ModelOption = "smollm2",
+    draft: DraftOption = None,
     system: SystemOption = None,
     max_tokens: MaxTokensOption = 512,
     temperature: TemperatureOption = 0.0,
@@ -76,7 +78,7 @@ def chat(
         seed=seed,
     )
     if not sys.stdin.isatty():
-        _answer_input(model, system, settings, ways, resume, as_json)
+        _answer_input(model, draft, system, settings, ways, resume, as_json)
         return
     if as_json:
         raise UsageError("a conversation in the terminal has no JSON form", hint="use `orchard respond --json`")
@@ -85,7 +87,7 @@ def chat(
     if resume is not None and not Path(resume).is_file():
         raise UsageError(f"--resume: there is no file {resume}", hint="name a file that /save wrote")
     options, tools = guided.options_of(settings), guided.tools_of(ways.tools)
-    loaded = common.load_model(model)
+    loaded = common.load_model(model, draft)
     adapters = tuple(guided.adapter_of(loaded, folder) for folder in ways.adapters)
     setup = Setup(loaded, options, tools, adapters, guided.mode_of(ways.guardrails), guided.shown_calls())
     conversation = Conversation(setup, system)
@@ -99,16 +101,23 @@ def chat(
 
 
 def _answer_input(
-    model: str, system: str | None, settings: dict[str, Any], ways: guided.Ways, resume: str | None, as_json: bool
+    model: str,
+    draft: str | None,
+    system: str | None,
+    settings: dict[str, Any],
+    ways: guided.Ways,
+    resume: str | None,
+    as_json: bool,
 ) -> None:
     """Input that is no terminal: one prompt."""
     if resume is not None:
         raise UsageError("--resume needs a terminal", hint="in a program: orchard.Session.resume(path)")
+    asked: dict[str, Any] = {"name": model, "draft": draft, "system": system, "settings": settings, "as_json": as_json}
     text = common.read_prompt(None)
     if ways.need_a_session():
-        guided.respond_in_session(text, name=model, system=system, settings=settings, ways=ways, as_json=as_json)
+        guided.respond_in_session(text, ways=ways, **asked)
     else:
-        answer_once(text, name=model, system=system, settings=settings, as_json=as_json)
+        answer_once(text, **asked)
 
 
 def converse(conversation: Conversation, max_tokens: int) -> None:

@@ -124,19 +124,19 @@ def sampling(
     return choice | rest
 
 
-def load_model(name: str) -> Model:
-    """Load a model. A name that is not there is refused before anything heavy is imported."""
+def load_model(name: str, draft: str | None = None) -> Model:
+    """Load a model, and one that guesses for it. A name that is not there is refused before anything heavy is imported."""
     from orchard.weights.library import Library
 
-    path = Library().resolve(name)
+    paths = [Library().resolve(one) for one in (name, draft) if one is not None]
     with _saying(f"loading {name} …"):
         from orchard.session.model import load, starts_without_torch
 
-        if not starts_without_torch(path):
+        if not all(map(starts_without_torch, paths)):
             from orchard.cli.process import import_torch
 
             import_torch()
-        return load(name)
+        return load(name, draft=draft)
 
 
 @contextmanager

@@ -173,7 +173,14 @@ def adapter_of(model: Any, adapter: str) -> str:
 
 
 def respond_in_session(
-    prompt: str, *, name: str, system: str | None, settings: dict[str, Any], ways: Ways, as_json: bool
+    prompt: str,
+    *,
+    name: str,
+    draft: str | None,
+    system: str | None,
+    settings: dict[str, Any],
+    ways: Ways,
+    as_json: bool,
 ) -> None:
     """Load, answer, print. Everything that can be wrong is found before the model is loaded."""
     form, tools, options = ways.form(), tools_of(ways.tools), options_of(settings)
@@ -181,7 +188,7 @@ def respond_in_session(
         checked_schema(next(iter(form.values())))
     if system:
         common.unicode_text("the text of --system", system)
-    model = common.load_model(name)
+    model = common.load_model(name, draft)
     session = session_of(model, system, ways, tools, options)
     try:
         response = session.respond(prompt, **form) if as_json else written(session, prompt, form)

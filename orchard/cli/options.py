@@ -9,6 +9,14 @@ import typer
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", metavar="NAME", help="A model of the library, a GGUF file or a model folder.")
 ]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="NAME",
+        help="A smaller model of the same vocabulary that guesses tokens; answers stay the same.",
+    ),
+]
 SystemOption = Annotated[
     str | None,
     typer.Option(

@@ -32,6 +32,7 @@ def _number(least: float, most: float = 1e9) -> Callable[[str], float | None]:
 VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--model": ("model", _text),
     "-m": ("model", _text),
+    "--draft": ("draft", _text),
     "--system": ("system", _text),
     "--instructions": ("system", _text),
     "--max-tokens": ("max_tokens", _whole(1)),

@@ -12,6 +12,7 @@ from orchard.cli.guided import Ways, respond_in_session
 from orchard.cli.options import (
     AdapterOption,
     ChoicesOption,
+    DraftOption,
     GuardrailsOption,
     JsonOption,
     MaxTokensOption,
@@ -37,6 +38,7 @@ def respond(
         str | None, typer.Argument(help="What to ask; - or nothing reads standard input.", show_default=False)
     ] = None,
     model: ModelOption = "smollm2",
+    draft: DraftOption = None,
     system: SystemOption = None,
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,
@@ -69,8 +71,8 @@ def respond(
         "seed": seed,
     }
     if not ways.need_a_session():
-        respond_to(prompt, model=model, system=system, offline=offline, as_json=as_json, **sampling)
+        respond_to(prompt, model=model, draft=draft, system=system, offline=offline, as_json=as_json, **sampling)
         return
     common.go_offline(offline)
     text, settings = common.read_prompt(prompt), common.sampling(**sampling)
-    respond_in_session(text, name=model, system=system, settings=settings, ways=ways, as_json=as_json)
+    respond_in_session(text, name=model, draft=draft, system=system, settings=settings, ways=ways, as_json=as_json)

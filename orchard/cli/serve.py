@@ -49,6 +49,12 @@ def serve(
         list[str] | None,
         typer.Option(metavar="[BASE:]NAME=PATH", help="Serve an adapter as BASE:NAME; may be repeated."),
     ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL=]NAME", help="A smaller model that guesses tokens for one that is served; may be repeated."
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +112,7 @@ def serve(
     settings = settings_for(
         models or [],
         adapter or [],
+        draft or [],
         memory=memory,
         hosts=allow_host or [],
         origins=origin or [],

@@ -34,6 +34,7 @@ _PATH_LIKE = (".", "/", "~")
 def settings_for(
     models: Sequence[str],
     adapters: Sequence[str],
+    drafts: Sequence[str] = (),
     *,
     memory: str | None,
     hosts: Sequence[str],
@@ -45,8 +46,9 @@ def settings_for(
 
     sources = sources_of(models or [DEFAULT])
     given = adapters_of(adapters, sources, any_model=not models)
+    guessing = drafts_of(drafts, sources)
     return Settings(
-        tuple(ModelSpec(name, source, given.get(name, {})) for name, source in sources.items()),
+        tuple(ModelSpec(name, source, given.get(name, {}), guessing.get(name)) for name, source in sources.items()),
         hosts=tuple(hosts),
         origins=tuple(origins),
         memory=None if memory is None else bytes_of(memory),
@@ -128,6 +130,21 @@ def adapters_of(given: Sequence[str], sources: dict[str, str], *, any_model: boo
         if short in found.setdefault(base, {}):
             raise UsageError(f"--adapter: two are called {base}:{short}", hint="name one of them otherwise")
         found[base][short] = str(folder)
+    return found
+
+
+def drafts_of(given: Sequence[str], sources: dict[str, str]) -> dict[str, str]:
+    """Model → the one that guesses for it."""
+    found: dict[str, str] = {}
+    for text in given:
+        before, equals, after = text.partition("=")
+        name, draft = (before, after) if equals and before in sources else (next(iter(sources)), text)
+        if name in found:
+            raise UsageError(f"--draft: two are to guess for {name}", hint="give one for each: MODEL=NAME")
+        try:
+            found[name] = next(iter(sources_of([draft]).values()))
+        except ModelNotFound as error:
+            raise ModelNotFound(f"--draft: {error.message}", hint=error.hint) from error
     return found
 
 

@@ -18,11 +18,11 @@ from orchard.generate.protocol import Runner
 from orchard.generate.request import Answer, Piece, Request
 from orchard.generate.row import Row
 from orchard.generate.scheduler import Scheduler
+from orchard.generate.speculative.drafts import Drafts
 from orchard.generate.stream import Collector, Stream
 from orchard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from orchard.generate.speculative.speculator import Speculator
     from orchard.generate.torch_forward import TorchModel
 
 Pieces = Generator[tuple[int, Piece], None, None]
@@ -35,7 +35,8 @@ class Engine:
     `prefill_chunk` is how many tokens of prompts are read at once, over all sequences: it bounds memory, and how long others wait
     for it. `prefix_bytes` bounds what is kept. `slots`: sequences at a time; more have to wait. `kv_bytes` bounds their keys and
     values (None: half of the memory that is left): where it is not enough, the youngest of the lowest priority waits, and is read
-    again later. `draft`: a smaller model of the same vocabulary that may guess tokens (`Request.speculation`).
+    again later. `draft`: a smaller model of the same vocabulary that guesses tokens (`Request.speculation`, and by default where
+    a request always takes the likeliest one); variants may have their own (`drafts`).
     """
 
     def __init__(
@@ -56,18 +57,15 @@ class Engine:
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
         self.prefixes = Prefixes(self.model, prefix_bytes)
-        self._draft = draft
         self._adapter: str | None = None
-        self._guessing: Speculator | None = None
-        self._lock = threading.Lock()
-        self._slots = slots
+        self.drafts = Drafts(self.model, draft, ends=tokenizer.eos_ids, slots=slots)
         self._scheduler = Scheduler(
             self.model,
             self.prefixes,
             slots=slots,
             chunk=prefill_chunk,
             kv_bytes=kv_bytes,
-            speculator=self._speculator,
+            speculator=self.drafts.speculator,
         )
 
     def variant(self, adapter: str) -> Engine:
@@ -76,6 +74,11 @@ class Engine:
         other = copy.copy(self)
         other._adapter = adapter
         return other
+
+    def guess_with(self, draft: Runner) -> None:
+        """From now on a draft model guesses; of an engine for an adapter, for requests with that adapter alone. `DraftMismatch`
+        where its vocabulary is another."""
+        self.drafts.add(self._adapter, draft)
 
     def run(self, requests: Sequence[Request], *, cancel: threading.Event | None = None) -> Pieces:
         """The pieces of all answers as they come, each with the place of its request in the list.
@@ -128,12 +131,12 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         """What the engine is doing and has done, in numbers: waiting, running, slots, kv_bytes, steps, tokens and so on."""
         kept = {"prefix_bytes": self.prefixes.nbytes}
-        guesses = {} if self._guessing is None else {"speculation": self._guessing.facts()}
-        return {**self._scheduler.facts(), **kept, **guesses}
+        return {**self._scheduler.facts(), **kept, **self.drafts.facts()}
 
     def _checked(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> Pieces:
         if self._adapter is not None:
             requests = [replace(request, adapter=request.adapter or self._adapter) for request in requests]
+        requests = [self._with_guesses(request) for request in requests]
         for index, request in enumerate(requests):
             self._check(index, request)
             if request.constraint is not None:
@@ -141,7 +144,7 @@ class Engine:
 
                 grammar_for(self.tokenizer, request.constraint)  # what cannot be held to is refused here
             if request.speculation is not None:
-                self._speculator().check(request.speculation)
+                self.drafts.speculator().check(request.speculation, request.adapter)
         return self._pieces([request.seeded() for request in requests], stopped)
 
     def _pieces(self, requests: list[Request], stopped: Callable[[], bool]) -> Pieces:
@@ -160,14 +163,9 @@ class Engine:
         finally:
             scheduler.close(batch)
 
-    def _speculator(self) -> Speculator:
-        with self._lock:
-            if self._guessing is None:
-                from orchard.generate.speculative.speculator import Speculator  # few requests ask for it
-
-                ends = self.tokenizer.eos_ids
-                self._guessing = Speculator(self.model, draft=self._draft, ends=ends, slots=self._slots)
-            return self._guessing
+    def _with_guesses(self, request: Request) -> Request:
+        usual = self.drafts.usual(request)
+        return request if usual is request.speculation else replace(request, speculation=usual)
 
     def _check(self, index: int, request: Request) -> None:
         limits, tokens = self.model.config, len(request.ids)

@@ -177,7 +177,7 @@ class Hub:
             if entry.loaded:
                 return
             begun = time.monotonic()
-            wanted = _file_bytes(entry.spec.source)
+            wanted = sum(_file_bytes(one) for one in (entry.spec.source, entry.spec.draft) if one is not None)
             self._make_room(entry, wanted)
             try:
                 executor, embedder = _loaded(entry.spec)
@@ -228,7 +228,7 @@ def _loaded(spec: ModelSpec) -> tuple[LocalExecutor | None, Embedder | None]:
         from orchard.session.embedder import load_embedder
 
         return None, load_embedder(spec.source)
-    return LocalExecutor(load(spec.source)), None
+    return LocalExecutor(load(spec.source, draft=spec.draft)), None
 
 
 def _kind(entry: Entry) -> str:

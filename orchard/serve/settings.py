@@ -46,11 +46,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that clients may ask for. `source`: a name of the library, or a path. `adapters`: name → folder."""
+    """A model that clients may ask for. `source`: a name of the library, or a path. `adapters`: name → folder. `draft`: a smaller
+    model that guesses tokens for it, by name or path."""
 
     name: str
     source: str
     adapters: Mapping[str, str] = field(default_factory=dict)
+    draft: str | None = None
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchard.core.errors import ModelNotFound, UsageError
+from orchard.core.errors import ModelNotFound, UnsupportedPair, UsageError
 from orchard.session.build import Built, Later
 from orchard.session.errors import AssetsUnavailableError
 from orchard.weights.adapters import Adapter, Base, hf_modules, read_adapter, signature
+from orchard.weights.package import DRAFT, MANIFEST, is_package, read_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +58,7 @@ class Adapters:
         self._made_so_far = 0
         self._loaded: dict[str, Adapter] = {}
         self._files: dict[str, Facts] = {}
+        self._drafts: dict[str, Path] = {}
         self._variants: OrderedDict[tuple[str, ...], Model] = OrderedDict()
         self._kept = kept
         self._lock = threading.RLock()
@@ -82,7 +84,8 @@ class Adapters:
             return self._loaded[name]
 
     def load(self, path: str | Path, name: str | None = None) -> str:
-        """Read a PEFT folder and keep it under a name, by default the folder's; the name is the answer.
+        """Read a PEFT folder or a package and keep it under a name, by default the folder's; the name is the answer. Where it
+        brings a draft model (`draft.gguf`), that one guesses for the model with this adapter alone.
 
         The same folder under the same name is read again only when it changed on disk; another one has to wait until `remove`.
         `AssetsUnavailableError` where there is no such folder, `OtherBase` where it was made for another model,
@@ -101,12 +104,16 @@ class Adapters:
                     f"an adapter called {name!r} is loaded already", hint="give another name, or remove that one first"
                 )
         try:
-            found = read_adapter(path, self.base)
+            if is_package(path):
+                read_package(path)  # every file is held against its sum
+            found = read_adapter(path, self.base, dora=True)
         except ModelNotFound as error:
             raise AssetsUnavailableError(error.message, hint=error.hint) from error
         with self._lock:
             self._forget(name)
             self._loaded[name], self._files[name] = found, facts
+            if (path / DRAFT).is_file():
+                self._drafts[name] = path / DRAFT
         return name
 
     def remove(self, name: str) -> None:
@@ -127,7 +134,7 @@ class Adapters:
             if not key:
                 return self._model() or self._made(key, found)
             if key not in self._variants:
-                self._variants[key] = self._made(key, found)
+                self._variants[key] = self._with_draft(self._made(key, found), key)
             self._variants.move_to_end(key)
             while len(self._variants) > self._kept:
                 self._variants.popitem(last=False)
@@ -138,20 +145,36 @@ class Adapters:
     def _forget(self, name: str) -> None:
         for key in [key for key in self._variants if name in key]:
             del self._variants[key]
+        self._drafts.pop(name, None)
+
+    def _with_draft(self, model: Model, names: tuple[str, ...]) -> Model:
+        """Adapters together are guessed for by the base's draft model: nobody taught one for all of them."""
+        path = self._drafts.get(names[0]) if len(names) == 1 else None
+        if path is not None:
+            from orchard.session.model import load
+
+            model.guess_with(load(path, device=str(getattr(self._runner, "device", "cpu"))))
+        elif (base := self._model()) is not None and base.draft is not None:
+            if model.engine.model is self._runner:  # there it guesses for variants too
+                model.draft = base.draft
+            else:
+                model.guess_with(base.draft)
+        return model
 
     def _made(self, names: tuple[str, ...], adapters: list[Adapter]) -> Model:
         from orchard.session.model import Model
 
         sides, biases = together(adapters)
+        magnitudes = _magnitudes(names, adapters)
         base = self._later
         named: dict[str, Any] = {"name": "+".join((self._name, *names)), "source": self._source}
-        later = Later(lambda: _with_sides(base(), sides, biases))
+        later = Later(lambda: _with_sides(base(), sides, biases, magnitudes))
         if self._plan is None:
             return Model(later, self._tokenizer, **named)
         from orchard.generate.native import NativeRunner
         from orchard.ops.plan.adapt import adapted
 
-        plan, base_runner = adapted(self._plan, sides, biases), self._runner
+        plan, base_runner = adapted(self._plan, sides, biases, magnitudes), self._runner
         if hasattr(base_runner, "adapted"):  # on a GPU
             runner: Any = base_runner.adapted(plan)
         elif isinstance(base_runner, NativeRunner):
@@ -186,6 +209,7 @@ class Adapters:
 def _dropped(engine: Engine, name: str) -> None:
     engine.model.drop_variant(name)  # type: ignore[attr-defined]
     engine.prefixes.drop(name)
+    engine.drafts.drop(name)
 
 
 def together(adapters: Sequence[Adapter]) -> tuple[Sides, Biases]:
@@ -200,10 +224,22 @@ def together(adapters: Sequence[Adapter]) -> tuple[Sides, Biases]:
     return sides, biases
 
 
-def _with_sides(built: Built, sides: Sides, biases: Biases) -> Built:
+def _magnitudes(names: Sequence[str], adapters: Sequence[Adapter]) -> dict[str, np.ndarray]:
+    """DoRA's lengths of rows. They are measured with one side path there: with a second they would be others."""
+    for name, adapter in zip(names, adapters, strict=True):
+        if adapter.magnitudes and len(adapters) > 1:
+            others = ", ".join(repr(other) for other in names if other != name)
+            raise UnsupportedPair(
+                f"the adapter {name!r} is a DoRA adapter, which cannot be applied together with {others}",
+                hint="apply it alone, or merge it into the base first (orchard export)",
+            )
+    return {path: lengths for adapter in adapters for path, lengths in adapter.magnitudes.items()}
+
+
+def _with_sides(built: Built, sides: Sides, biases: Biases, magnitudes: Mapping[str, Any]) -> Built:
     from orchard.transforms.lora import with_sides
 
-    return Built(with_sides(built.decoder, sides, biases), built.family, built.hf_config)
+    return Built(with_sides(built.decoder, sides, biases, magnitudes), built.family, built.hf_config)
 
 
 def _plan_parts(plan: Plan) -> tuple[dict[str, tuple[int, ...]], dict[str, np.ndarray]]:
@@ -233,7 +269,7 @@ def _torch_parts(decoder: Decoder) -> tuple[dict[str, tuple[int, ...]], dict[str
 def _facts(path: Path) -> Facts:
     """What tells one state of an adapter's folder from another."""
     found = []
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
+    for file in ("adapter_config.json", "adapter_model.safetensors", DRAFT, MANIFEST):
         try:
             state = (path / file).stat()
             found.append((state.st_size, state.st_mtime_ns))

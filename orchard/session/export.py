@@ -76,19 +76,20 @@ def export(
     type: str | None = None,
     adapters: Sequence[str | Path] = (),
     merge: bool = False,
+    unmerge: bool = False,
     force: bool = False,
     tolerance: float | None = None,
     say: Say | None = None,
 ) -> Exported:
     """Write a model of the library, a GGUF file or a folder as `format`: "hf" (a Hugging Face folder), "gguf", or "peft" (one of
     `adapters` alone, signed with the model it is for). `type` is of the weights; without it a folder keeps its own, a GGUF file
-    gets f16. `merge` adds adapters to the weights.
+    gets f16. `merge` adds adapters to the weights; `unmerge` takes them out of a model into which they were merged.
 
     `ExportDrift` where what was written is not what was meant; `tolerance` allows scores to be further off than the type's own
     limit. `force` replaces what is at `to`, once the new one has passed.
     """
     began = time.perf_counter()
-    _check(format, type, adapters, merge, tolerance)
+    _check(format, type, adapters, merge, unmerge, tolerance)
     path, target = Library().resolve(str(model)), Path(to).absolute()
     check_target(target, format, force, [path, *map(Path, adapters)])
     kind = type or _own_type(path, format)
@@ -97,7 +98,7 @@ def export(
         if format == "peft":
             asked = _write_adapter(str(model), path, Path(adapters[0]), place, kind, tell)
         else:
-            asked = _write_model(str(model), path, adapters, place, kind, tell)
+            asked = _write_model(str(model), path, adapters, unmerge, place, kind, tell)
         gc.collect()  # what holds the source in circles; the target needs its room
         tell("reading it back and comparing")
         parity = _gate(path, format, place, kind, asked, tolerance)
@@ -109,20 +110,25 @@ def export(
     return Exported(target, path, format, kind, size, names, asked.notes, parity, *counted, took)
 
 
-def _check(format: str, type: str | None, adapters: Sequence[Any], merge: bool, tolerance: float | None) -> None:
+def _check(
+    format: str, type: str | None, adapters: Sequence[Any], merge: bool, unmerge: bool, tolerance: float | None
+) -> None:
     """Refuse what makes no sense before anything is read."""
     if format not in FORMATS:
         raise UsageError(f"no format called {format!r}", hint="one of " + ", ".join(FORMATS))
     types = BITS if format == "gguf" else FLOATS
     if type is not None and type not in types:
         raise UsageError(f"cannot write {format} as {type!r}", hint="one of " + ", ".join(types))
+    if merge and unmerge:
+        raise UsageError("to merge and to unmerge at once", hint="give --merge or --unmerge")
+    merge = merge or unmerge
     if format == "peft" and (merge or len(adapters) != 1):
         problem = "an adapter that is merged is none any more" if merge else f"{len(adapters)} adapters for one folder"
         raise UsageError(problem, hint="--format peft takes one --adapter and no --merge")
     if format != "peft" and bool(adapters) != merge:
         problem = "adapters are given, but not to be merged" if adapters else "there is nothing to merge"
         raise UsageError(
-            problem, hint="give --adapter PATH and --merge together, or --format peft for an adapter alone"
+            problem, hint="give --adapter PATH with --merge or --unmerge, or --format peft for an adapter alone"
         )
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise UsageError(f"a tolerance of {tolerance}", hint="use a number from 0")
@@ -142,18 +148,21 @@ def _own_type(path: Path, format: str) -> str:
 # Writing ----------------------------------------------------------------------------------------------------------------
 
 
-def _write_model(name: str, path: Path, adapters: Sequence[str | Path], place: Placed, kind: str, tell: Say) -> _Asked:
+def _write_model(
+    name: str, path: Path, adapters: Sequence[str | Path], unmerge: bool, place: Placed, kind: str, tell: Say
+) -> _Asked:
     from orchard.session.build import Built
     from orchard.session.save import save_built
 
     model, built = _loaded(name, path, tell)
     read = [_read(model, Path(adapter)) for adapter in adapters]
-    beside = _with_adapters(built, read)
+    beside = _without(built, read) if unmerge else _with_adapters(built, read)
     if read:
         from orchard.transforms.lora import merged
 
-        tell(f"merging {len(read)} adapter{'s' if len(read) > 1 else ''}")
-        built = Built(merged(beside.decoder), built.family, built.hf_config)
+        tell(f"{'taking out' if unmerge else 'merging'} {len(read)} adapter{'s' if len(read) > 1 else ''}")
+        made = _unmerged(built, read) if unmerge else merged(beside.decoder)
+        built = Built(made, built.family, built.hf_config)
     prompts = prompts_of(model.tokenizer, built.decoder.config.vocab, built.decoder.config.context)
     numbers = Numbers(scores_of(beside.decoder, prompts), samples_of(built.decoder))
     values = sum(parameter.numel() for parameter in built.decoder.parameters())
@@ -214,6 +223,31 @@ def _with_adapters(built: Built, adapters: Sequence[Adapter]) -> Built:
 
     lengths = {path: size for adapter in adapters for path, size in adapter.magnitudes.items()}
     return Built(with_sides(built.decoder, *together(adapters), lengths), built.family, built.hf_config)
+
+
+def _without(built: Built, adapters: Sequence[Adapter]) -> Built:
+    """A merged model with its adapters beside the weights once more, turned round: what the unmerged one is held against."""
+    from orchard.session.adapters import together
+    from orchard.session.build import Built
+    from orchard.transforms.lora import with_sides
+
+    for adapter in adapters:
+        if adapter.biases:
+            raise UsageError(
+                "an adapter that put other biases in place cannot be taken out", hint="load the base itself"
+            )
+    turned = {path: [(a, b, -scale) for a, b, scale in many] for path, many in together(adapters)[0].items()}
+    return Built(with_sides(built.decoder, turned), built.family, built.hf_config)
+
+
+def _unmerged(built: Built, adapters: Sequence[Adapter]) -> Decoder:
+    from orchard.transforms.lora import unmerged
+
+    decoder = built.decoder
+    for adapter in adapters:
+        sides = {path: (side.a, side.b, side.scale) for path, side in adapter.sides.items()}
+        decoder = unmerged(decoder, sides, adapter.magnitudes)
+    return decoder
 
 
 # The gate ---------------------------------------------------------------------------------------------------------------

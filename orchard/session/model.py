@@ -65,6 +65,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     rewrite: Callable[[Decoder.Config], Decoder.Config] | None = None,
+    draft: str | Path | None = None,
 ) -> Model:
     """Load a pulled model by name, or a GGUF file or Hugging Face folder by path.
 
@@ -72,8 +73,18 @@ def load(
     that engine. On a CUDA device the same weights run in kernels of their own. Without native kernels (`orchard doctor` says
     why), and for models that the kernels do not cover, it computes in float32 on a CPU, and on an accelerator in bfloat16. A
     dtype that is named ("float32", "bfloat16", "float16") is computed in by torch, as is everything under `ORCHARD_NATIVE=0`.
-    `rewrite` changes the config tree before anything is built: other weight formats, other stores, other parts.
+    `rewrite` changes the config tree before anything is built: other weight formats, other stores, other parts. `draft` names a
+    smaller model of the same vocabulary that guesses tokens for this one: answers stay the same and come sooner where that pays.
     """
+    model = _loaded(name_or_path, dtype, device, rewrite)
+    if draft is not None:
+        model.guess_with(load(draft, dtype=dtype, device=device))
+    return model
+
+
+def _loaded(
+    name_or_path: str | Path, dtype: str, device: str, rewrite: Callable[[Decoder.Config], Decoder.Config] | None
+) -> Model:
     if dtype not in DTYPES:
         raise UsageError(f"no dtype called {dtype!r}", hint="one of " + ", ".join(DTYPES))
     if os.environ.get("ORCHARD_FORBID_MODELS"):  # seldom, so what it means is looked up only then
@@ -175,6 +186,17 @@ class Model:
             engine = Engine(runner, tokenizer)
         self.engine = engine
         self._runner = runner or engine.model
+        self.draft: Model | None = None
+        """The model that guesses tokens for this one, if there is one."""
+
+    def guess_with(self, draft: Model) -> None:
+        """Let a smaller model guess tokens from now on, for requests that always take the likeliest token and for those that ask
+        for it (`Speculation(kind="draft")`). No answer changes. `DraftMismatch` where its vocabulary is another."""
+        from orchard.generate.speculative.model import check_vocabulary
+
+        check_vocabulary(self.runner, draft.runner, self.tokenizer, draft.tokenizer)
+        self.engine.guess_with(draft.runner)
+        self.draft = draft
 
     @property
     def runner(self) -> Runner:

@@ -30,7 +30,7 @@ from orchard.core.errors import (
     UsageError,
 )
 from orchard.core.files import safe_join
-from orchard.core.progress import Advance, progress
+from orchard.core.progress import Advance, progress, silent
 from orchard.weights.library import Entry, Library, bytes_in, sha256_of
 
 HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w.-]+))?")
@@ -68,7 +68,7 @@ def pull_hub(library: Library, name: str, *, quiet: bool = False) -> Entry:
         total = sum(file.bytes for file in files)
         _remove_strays(folder, files)
         _check_room(folder, total)
-        bar = nullcontext(_no_advance) if quiet else progress(f"pulling {match['repo']}", total=total, unit="bytes")
+        bar = nullcontext(silent) if quiet else progress(f"pulling {match['repo']}", total=total, unit="bytes")
         with bar as advance, watching(folder, advance):
             for file in files:
                 _fetch(hub, file, folder)
@@ -288,7 +288,3 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise DownloadFailed(
             f"the download of {repo} broke off: {type(error).__name__} {line[0]}", hint=again
         ) from error
-
-
-def _no_advance(amount: float = 1, *, note: str | None = None) -> None:
-    return None

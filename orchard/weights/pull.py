@@ -22,7 +22,7 @@ from pathlib import Path
 
 from orchard.core.errors import DiskFull, DownloadFailed, ModelNotFound, Offline
 from orchard.core.files import safe_join
-from orchard.core.progress import Advance, progress
+from orchard.core.progress import Advance, progress, silent
 from orchard.weights.hub import HUB_NAME, pull_hub, watching
 from orchard.weights.library import Entry, Library, sha256_of
 from orchard.weights.names import ALIASES
@@ -206,11 +206,7 @@ def _check_room(folder: Path, needed: int) -> None:
 
 
 def _bar(title: str, total: int, quiet: bool) -> AbstractContextManager[Advance]:
-    return nullcontext(_no_advance) if quiet else progress(title, total=total, unit="bytes")
-
-
-def _no_advance(amount: float = 1, *, note: str | None = None) -> None:
-    return None
+    return nullcontext(silent) if quiet else progress(title, total=total, unit="bytes")
 
 
 def _silent(line: str) -> None:

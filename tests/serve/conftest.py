@@ -11,6 +11,7 @@ import pytest
 from orchard.serve.settings import Limits, ModelSpec, Settings
 from orchard.testing import ScriptedModel
 from tests.serve.serving import Serving, scripted_settings, serving
+from tests.serve.wire import ServerProcess
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +48,18 @@ def scripted_server() -> Iterator[Callable[..., Serving]]:
 
     yield made
     for one in open_ones:
+        one.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Callable[..., ServerProcess]]:
+    """`own_server(limits=…)`: a server in a process of its own, for tests that harm or end it."""
+    made: list[ServerProcess] = []
+
+    def start(**asked: Any) -> ServerProcess:
+        made.append(ServerProcess(**asked))
+        return made[-1]
+
+    yield start
+    for one in made:
         one.close()

@@ -45,19 +45,6 @@ def server() -> Iterator[ServerProcess]:
         found.close()
 
 
-@pytest.fixture
-def own_server() -> Iterator[Any]:
-    made: list[ServerProcess] = []
-
-    def start(**asked: Any) -> ServerProcess:
-        made.append(ServerProcess(**asked))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
-
-
 def answered_soon(server: ServerProcess, seconds: float = 3.0) -> float:
     """How long two requests take; the bound leaves room for a busy machine."""
     begun = time.monotonic()

@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from shutil import which
@@ -40,19 +39,6 @@ from tests.serve.wire import (
 pytestmark = pytest.mark.loopback
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def own_server() -> Iterator[Any]:
-    made: list[ServerProcess] = []
-
-    def start(**asked: Any) -> ServerProcess:
-        made.append(ServerProcess(**asked))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
 
 
 # The end ---------------------------------------------------------------------------------------------------------------

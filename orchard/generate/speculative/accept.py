@@ -16,7 +16,7 @@ from orchard.core.seeds import fold
 from orchard.generate.errors import NumericError
 from orchard.generate.protocol import State
 from orchard.generate.sampling import Sampler, Uniforms
-from orchard.generate.speculative.drafting import Choose, Draft
+from orchard.generate.speculative.drafting import Choose, Draft, Forced
 from orchard.ops.kernels.sampling import pick
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ def chooser_of(request: Request, sampler: Sampler) -> Choose:
         return _drawn(guessed, uniforms[len(state.output)]), guessed
 
     return draw
+
+
+def forced_of(request: Request, sampler: Sampler) -> Forced | None:
+    """What a row's rules say must come next, as the row itself will take it; None where it takes every token from the model's
+    scores, or where each guess needs the law that it was drawn from."""
+    wanted = request.speculation
+    drawn = wanted is not None and wanted.accept != "same" and not sampler.greedy
+    rules = [rule.forced for rule in sampler.rules if hasattr(rule, "forced")]
+    if drawn or request.logprobs is not None or not rules:
+        return None
+    return lambda state: next((tokens for forced in rules if (tokens := forced(state))), ())
 
 
 def possible(draft: Draft, sampler: Sampler, state: State) -> Draft:

@@ -19,6 +19,10 @@ Choose = Callable[[np.ndarray, State], tuple[int, np.ndarray | None]]
 1), or None where nobody will ask for it."""
 
 
+Forced = Callable[[State], tuple[int, ...]]
+"""Tokens that must come next, by a row's rules; none where there is a choice."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """Tokens that may come next. `probabilities`: the law [V] that each was drawn from, after the request's own rules; None
@@ -53,6 +57,8 @@ class Ask:
     choose: Choose
     length: int = 0
     """Tokens that it can grow to, its prompt included; 0: not known."""
+    forced: Forced | None = None
+    """What the answer will be given without asking anybody, so that nobody has to guess it."""
 
 
 class Drafter(Protocol):

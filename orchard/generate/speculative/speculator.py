@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from orchard.core.errors import UsageError
 from orchard.generate.protocol import Runner
 from orchard.generate.sampling import Sampler
-from orchard.generate.speculative.accept import chooser_of, possible
+from orchard.generate.speculative.accept import chooser_of, forced_of, possible
 from orchard.generate.speculative.adapt import CallTimes, Rate, best_lengths, nearby
-from orchard.generate.speculative.drafting import NOTHING, Ask, Choose, Draft, Drafter, Speaker
+from orchard.generate.speculative.drafting import NOTHING, Ask, Choose, Draft, Drafter, Forced, Speaker
 from orchard.generate.speculative.early import early_layers, early_runner
 from orchard.generate.speculative.lookup import BELIEVED, LookupDrafter
 from orchard.generate.speculative.model import ModelDrafter, check_vocabulary
@@ -33,6 +34,7 @@ USUAL = 16
 """Tokens guessed at most for one call where a request names no number."""
 USUALLY = 0.6
 """How often guesses of a model are believed to come true before anything was seen."""
+DRAFT = Speculation(kind="draft")
 PROBE, LONGEST_PAUSE = 8, 256
 """Where guesses do not pay, a few are made again after so many calls."""
 
@@ -61,6 +63,7 @@ class Talk:
     count: Count
     sampler: Sampler
     choose: Choose
+    forced: Forced | None = None
     rates: dict[int, Rate] = field(default_factory=dict)
     idle: int = 0
     probing: bool = False
@@ -71,16 +74,25 @@ class Talk:
 
 
 class Speculator:
-    """One for each scheduler, called by one thread at a time, but for `check` and `facts`. `draft` is the model that kind "draft"
-    asks; `slots`: how many sequences it follows at once; `ends`: tokens after which nothing is guessed."""
+    """One for each scheduler, called by one thread at a time, but for `check`, `facts`, `guess_with` and `drop`. `draft` is the
+    model that kind "draft" asks, and `own` are those of variants, by their names; a variant without one has that of the model.
+    `slots`: how many sequences a draft model follows at once; `ends`: tokens after which nothing is guessed."""
 
     def __init__(
-        self, model: Runner, *, draft: Runner | None = None, ends: Collection[int] = (), slots: int = 64
+        self,
+        model: Runner,
+        *,
+        draft: Runner | None = None,
+        own: Mapping[str, Runner] = MappingProxyType({}),
+        ends: Collection[int] = (),
+        slots: int = 64,
     ) -> None:
-        if draft is not None:
-            check_vocabulary(model, draft)
+        for one in (draft, *own.values()):
+            if one is not None:
+                check_vocabulary(model, one)
         self.model = model
         self.draft = draft
+        self._own = own
         self.times = CallTimes()
         self._ends = frozenset(ends)
         self._slots = slots
@@ -91,10 +103,8 @@ class Speculator:
         self._calls = 0
         self._begun: tuple[float, int] | None = None  # when the last drafts were handed out, and for how many tokens
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: Speculation, adapter: str | None = None) -> None:
         """Raise `UsageError` where this engine cannot do what a request asks for; before any work."""
-        if speculation.kind == "draft" and self.draft is None:
-            raise UsageError("there is no draft model here", hint="give the engine one, or use kind 'lookup'")
         if speculation.kind == "early":
             early_layers(self.model, speculation.layers)
         groups = speculation.groups
@@ -103,7 +113,7 @@ class Speculator:
                 f"groups of {len(groups):,} tokens for a vocabulary of {self.model.config.vocab:,}",
                 hint="make them from this model's table of embeddings",
             )
-        self._drafter(speculation)
+        self._drafter(speculation, adapter)
 
     def drafts(self, rows: Sequence[Speaker], given: int | None = None) -> list[Draft]:
         """Guesses for all rows of the next call. `given`: tokens that it has anyway, where some rows have more than one."""
@@ -145,18 +155,35 @@ class Speculator:
         if talk is not None:
             talk.drafter.forget(key)
 
+    def guess_with(self, draft: Runner) -> None:
+        """Another draft model from now on; rows that have begun go on with theirs."""
+        with self._lock:
+            self.draft = draft
+            self._drafters.pop(DRAFT.kind, None)
+            self._counts.pop(DRAFT.kind, None)
+
+    def drop(self, adapter: str) -> None:
+        """Forget a variant's own draft model. Rows that have begun with it go on with it."""
+        name = _name(DRAFT, adapter)
+        with self._lock:
+            self._drafters.pop(name, None)
+            self._counts.pop(name, None)
+
     def facts(self) -> dict[str, Any]:
         """For each kind: drafts, tokens guessed and kept, and lately how likely a guess is to come true."""
+        with self._lock:
+            drafters, counts = dict(self._drafters), dict(self._counts)
         return {
             kind: {
                 "drafts": count.drafts,
                 "guessed": count.guessed,
                 "kept": count.kept,
                 "rates": {sort: round(rate.value, 3) for sort, rate in sorted(dict(count.rates).items())},
-                "seconds per guess": self._drafters[kind].seconds,
-                **getattr(self._drafters[kind], "facts", dict)(),
+                "seconds per guess": drafters[kind].seconds,
+                **getattr(drafters[kind], "facts", dict)(),
             }
-            for kind, count in list(self._counts.items())
+            for kind, count in counts.items()
+            if kind in drafters
         }
 
     def _talk(self, row: Speaker) -> Talk | None:
@@ -165,26 +192,37 @@ class Speculator:
             return None
         talk = self._talks.get(row.key)
         if talk is None or talk.sampler is not row.sampler:  # a row may get other rules when its prompt has been read
-            drafter, choose = self._drafter(wanted), chooser_of(row.request, row.sampler)
-            count = self._counts.setdefault(_name(wanted), Count())
-            talk = self._talks[row.key] = Talk(drafter, count, row.sampler, choose)
+            adapter = row.request.adapter
+            if talk is not None:  # the same drafter, also where its variant is gone by now
+                drafter, count = talk.drafter, talk.count
+            elif wanted.kind == "draft" and adapter is not None and self.draft is None and adapter not in self._own:
+                return None  # the variant's own was there when the request came
+            else:
+                drafter = self._drafter(wanted, adapter)
+                count = self._counts.setdefault(self._key(wanted, adapter), Count())
+            choose, forced = chooser_of(row.request, row.sampler), forced_of(row.request, row.sampler)
+            talk = self._talks[row.key] = Talk(drafter, count, row.sampler, choose, forced)
         return talk
 
-    def _drafter(self, wanted: Speculation) -> Drafter:
-        name = _name(wanted)
+    def _key(self, wanted: Speculation, adapter: str | None) -> str:
+        return _name(wanted, adapter if adapter in self._own else None)
+
+    def _drafter(self, wanted: Speculation, adapter: str | None) -> Drafter:
+        name = self._key(wanted, adapter)
         with self._lock:  # requests are checked by their own threads
             if name not in self._drafters:
-                self._drafters[name] = self._made(wanted)
+                self._drafters[name] = self._made(wanted, adapter)
             return self._drafters[name]
 
-    def _made(self, wanted: Speculation) -> Drafter:
+    def _made(self, wanted: Speculation, adapter: str | None) -> Drafter:
         if wanted.kind == "lookup":
             return LookupDrafter()
         if wanted.kind == "early":
             return ModelDrafter(early_runner(self.model, wanted.layers), slots=self._slots, ends=self._ends)
-        if self.draft is None:
+        draft = self._own.get(adapter, self.draft) if adapter is not None else self.draft
+        if draft is None:
             raise UsageError("there is no draft model here", hint="give the engine one, or use kind 'lookup'")
-        return ModelDrafter(self.draft, slots=self._slots, ends=self._ends)
+        return ModelDrafter(draft, slots=self._slots, ends=self._ends)
 
     def _looked_up(self, rows: Sequence[Speaker], talks: dict[int, Talk]) -> dict[int, Draft]:
         """Guesses that cost nothing to make come first: how good they are is known only when they are there."""
@@ -241,12 +279,14 @@ class Speculator:
                 drafts[place] = draft
 
 
-def _name(wanted: Speculation) -> str:
+def _name(wanted: Speculation, adapter: str | None = None) -> str:
+    if wanted.kind == "draft" and adapter is not None:
+        return f"draft of {adapter}"
     return f"early {wanted.layers}" if wanted.layers else wanted.kind
 
 
 def _ask(row: Speaker, talk: Talk, most: int) -> Ask:
-    return Ask(row.key, row.state, most, talk.choose, len(row.request.ids) + row.limit)
+    return Ask(row.key, row.state, most, talk.choose, len(row.request.ids) + row.limit, talk.forced)
 
 
 def _fixed(row: Speaker) -> bool:

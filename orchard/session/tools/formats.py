@@ -62,13 +62,16 @@ class ToolFormat:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The conversation as the model reads it; `variables`: what else its template may ask for."""
+        shown, told = self.for_template(messages, tools)
+        return chat_ids(tokenizer, shown, tools=told, add_generation_prompt=answer, variables=variables)
+
+    def for_template(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """What the chat template is given: messages, and tools where it takes them. Training gives it the same."""
         if self.native:
-            told = [_for_template(tool) for tool in tools] or None
-            return chat_ids(
-                tokenizer, _with_values(messages), tools=told, add_generation_prompt=answer, variables=variables
-            )
-        shown = _told([self._message(message) for message in messages], tools) if tools else folded(messages)
-        return chat_ids(tokenizer, shown, add_generation_prompt=answer, variables=variables)
+            return _with_values(messages), [_for_template(tool) for tool in tools] or None
+        return (_told([self._message(message) for message in messages], tools) if tools else folded(messages)), None
 
     def call_text(self, name: str, arguments: Any) -> str:
         """One call as this format writes it."""

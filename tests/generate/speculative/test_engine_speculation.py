@@ -84,8 +84,9 @@ def plain(answers: list[Answer]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(engine: Engine) -> list[Any]:
-    return plain(engine.answer(mixed(None)))
+def expected(engine: Engine, tokenizer: Tokenizer) -> list[Any]:
+    """By an engine that has no draft model: where there is one, greedy requests are guessed for unasked."""
+    return plain(Engine(engine.model, tokenizer).answer(mixed(None)))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -176,10 +177,8 @@ def test_what_cannot_be_done_is_refused_before_any_work(engine: Engine, tokenize
         with pytest.raises(UsageError, match=match) as caught:
             alone.answer([replace(request, speculation=way)])
         assert caught.value.hint
-    other = Engine(engine.model, tokenizer, draft=NativeRunner(lower(make_decoder(100))))
     with pytest.raises(DraftMismatch, match=f"100 tokens.*{tokenizer.vocab_size}"):
-        other.answer([replace(request, speculation=WAYS["draft"])])
-    assert plain(other.answer([request])) == plain(alone.answer([request]))
+        Engine(engine.model, tokenizer, draft=NativeRunner(lower(make_decoder(100))))
 
 
 def test_a_rule_that_fails_on_a_guess_fails_nobody_else(engine: Engine, expected: list[Any]) -> None:
