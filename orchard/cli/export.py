@@ -43,6 +43,9 @@ def export(
         list[Path] | None, typer.Option("--adapter", metavar="PATH", help="An adapter's folder; may be repeated.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the weights.")] = False,
+    unmerge: Annotated[
+        bool, typer.Option("--unmerge", help="Take adapters out of weights that they were merged into.")
+    ] = False,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -72,6 +75,7 @@ def export(
         type=None if type is None else type.value,
         adapters=adapter or (),
         merge=merge,
+        unmerge=unmerge,
         force=force,
         tolerance=tolerance,
         say=None if quiet or as_json else note,

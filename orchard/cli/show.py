@@ -1,4 +1,4 @@
-"""`orchard show NAME`: what a model is, from its headers alone; no weight is read (`--plan` packs one that is not)."""
+"""`orchard show NAME`: what a model or an adapter is, from headers alone; no weight is read (`--plan` packs one that is not)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from orchard.cli.common import console, human_bytes, print_json, printable
 from orchard.cli.options import JsonOption
+from orchard.cli.show_adapter import is_adapter, show_adapter
 from orchard.cli.show_embedding import embedding_facts, embedding_lines
 from orchard.cli.show_plan import show_plan
 from orchard.core.errors import UsageError
@@ -31,7 +32,7 @@ KINDS = (
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A model of the library, a GGUF file or a model folder.")],
+    name: Annotated[str, typer.Argument(help="A model of the library, a GGUF file, a model folder or an adapter's.")],
     template: Annotated[
         bool, typer.Option("--template", help="Print the whole chat template and nothing else.")
     ] = False,
@@ -39,7 +40,10 @@ def show(
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan that the native engine runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model is and what it is made of."""
+    """Show what a model or an adapter is and what it is made of."""
+    if is_adapter(name):
+        show_adapter(name, as_json=as_json, other=template or config or plan)
+        return
     from orchard.weights.library import Library
 
     library = Library()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchard import __version__
-from orchard.cli import bench, chat, doctor, export, pull, respond, rm, schema, serve, show, study
+from orchard.cli import adapt, bench, chat, doctor, export, pull, respond, rm, schema, serve, show, study, train
 from orchard.cli import list as list_verb
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command("pull")(pull.pull)
 app.command("list")(list_verb.list_models)
 app.command("show")(show.show)
 app.command("rm")(rm.rm)
+app.command("train")(train.train)
+app.command("adapt")(adapt.adapt)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("study")(study.study)

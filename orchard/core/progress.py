@@ -21,7 +21,7 @@ class Advance(Protocol):
 def progress(title: str, *, total: float | None = None, unit: str = "items") -> Iterator[Advance]:
     """`with progress("reading", total=n) as advance: … advance()`. `unit="bytes"` shows sizes and speed."""
     if not sys.stderr.isatty():
-        yield _silent
+        yield silent
         return
     with _bar(unit) as bar:
         task = bar.add_task(title, total=total, note="", left=None)
@@ -100,5 +100,5 @@ def _bar(unit: str) -> Any:
     return Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), expand=True)
 
 
-def _silent(amount: float = 1, *, note: str | None = None, left: float | None = None) -> None:
+def silent(amount: float = 1, *, note: str | None = None, left: float | None = None) -> None:
     return None

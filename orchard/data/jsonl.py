@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,13 +21,14 @@ from orchard.data.errors import BadSample, at_least, check_choice
 from orchard.data.files import is_packed, open_at, reading
 from orchard.data.order import Permutation
 from orchard.data.reader import Cursor, Reader
-from orchard.data.rows import checked
+from orchard.data.rows import asked, checked
 from orchard.data.source import Row, State
 from orchard.text.tokenizer import Tokenizer
 
 _CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _MOST_OPEN = 16
+_FORMS: dict[str, Callable[[Any, str], dict[str, Any]]] = {"samples": checked, "prompts": asked}
 
 
 class Jsonl(Reader):
@@ -46,9 +47,12 @@ class Jsonl(Reader):
         seed: int = 0
         longest: int = 16 << 20
         """Bytes of a line; a longer one is no good, and is never held in memory."""
+        form: str = "samples"
+        """Rows to learn from, or `prompts`: rows to be answered, with all their fields."""
 
     def __init__(self, cfg: Config, *, tokenizer: Tokenizer | None = None) -> None:
         check_choice("order", cfg.order, ("file", "shuffled"))
+        check_choice("form", cfg.form, tuple(_FORMS))
         at_least("longest", cfg.longest, 2)
         self._index: _Index | None = None
         self._order: Permutation | None = None
@@ -78,13 +82,13 @@ class Jsonl(Reader):
             file.seek(offset)
             data = file.readline(self.cfg.longest + 1)
         try:
-            return parsed(data, f"{path}:{line}", self.cfg.longest, first=line == 1)
+            return parsed(data, f"{path}:{line}", self.cfg.longest, first=line == 1, check=_FORMS[self.cfg.form])
         except BadSample as error:
             self._leave_out(error)
             return None
 
     def _open(self, path: Path, at: list[int] | None) -> Cursor:
-        return _Lines(path, at or [0, 1], self.cfg.longest)
+        return _Lines(path, at or [0, 1], self.cfg.longest, _FORMS[self.cfg.form])
 
     def _own(self) -> State:
         return super()._own() | ({"given": self._given} if self.cfg.order == "shuffled" else {})
@@ -106,8 +110,10 @@ class Jsonl(Reader):
 class _Lines:
     """`at`: bytes before the next line, and its number."""
 
-    def __init__(self, path: Path, at: list[int], longest: int) -> None:
-        self.path, self.at, self.longest = path, list(at), longest
+    def __init__(
+        self, path: Path, at: list[int], longest: int, check: Callable[[Any, str], dict[str, Any]] = checked
+    ) -> None:
+        self.path, self.at, self.longest, self.check = path, list(at), longest, check
         self.file = open_at(path, at[0])
 
     def take(self) -> Row | None:
@@ -117,7 +123,7 @@ class _Lines:
                 return None
             line = self.at[1]
             self.at = [self.at[0] + len(data) + self._rest(data), line + 1]
-            row = parsed(data, f"{self.path}:{line}", self.longest, first=line == 1)
+            row = parsed(data, f"{self.path}:{line}", self.longest, first=line == 1, check=self.check)
             if row is not None:
                 return row
 
@@ -181,8 +187,15 @@ class _Index:
         self._handles.clear()
 
 
-def parsed(data: bytes, place: str, longest: int, *, first: bool) -> Row | None:
-    """The row of a line; None for an empty line. `first`: a byte order mark may come before it."""
+def parsed(
+    data: bytes,
+    place: str,
+    longest: int,
+    *,
+    first: bool,
+    check: Callable[[Any, str], dict[str, Any]] = checked,
+) -> Row | None:
+    """The row of a line; None for an empty line. `first`: a byte order mark may come before it; `check`: which form it has."""
     if len(data) > longest:
         raise BadSample(f"the line is longer than {longest:,} bytes", reason="line-too-long", place=place)
     data = (data.removeprefix(_BOM) if first else data).strip()
@@ -195,4 +208,4 @@ def parsed(data: bytes, place: str, longest: int, *, first: bool) -> Row | None:
     except (ValueError, RecursionError) as error:
         detail = str(error)[:100] if isinstance(error, ValueError) else "nested too deeply"
         raise BadSample(f"the line is not JSON: {detail}", reason="not-json", place=place) from None
-    return Row(checked(value, place), place)
+    return Row(check(value, place), place)

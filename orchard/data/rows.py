@@ -5,6 +5,9 @@
 {"prompt": ..., "chosen": ..., "rejected": ...}          a preference: texts, or lists of messages
 {"chosen": [...], "rejected": [...]}                     two conversations that differ in their last answer
 {"text": "..."}                                          plain text
+
+A row that is to be answered and not learnt from (`asked`) needs no answer, and keeps its further fields for whoever judges
+what was answered.
 """
 
 from __future__ import annotations
@@ -35,6 +38,27 @@ def checked(data: Any, place: str) -> dict[str, Any]:
     if "text" in data:
         return {"text": text(data["text"], "text", place)}
     raise _bad(place, "no-form", "has none of: messages; prompt and completion; chosen and rejected; text")
+
+
+def asked(data: Any, place: str) -> dict[str, Any]:
+    """A row with a question: `prompt` (a text) or `messages` that end with something to answer, and every other field as it is.
+    An answer at the end of a conversation is taken off and becomes the `completion`, if there is no other."""
+    if not isinstance(data, Mapping):
+        raise _bad(place, "wrong-type", f"a row must be an object, not {_kind(data)}")
+    others = {str(name): value for name, value in data.items() if name not in ("messages", "prompt", "tools")}
+    others |= _tools(data.get("tools"), place)
+    name = "messages" if data.get("messages") is not None else "prompt"
+    if data.get(name) is None:
+        raise _bad(place, "no-form", "has none of: messages; prompt")
+    if isinstance(data[name], str):
+        return {**others, "prompt": text(data[name], name, place)}
+    messages = _messages(data[name], place, name)
+    _check_order(messages, place, name)
+    if messages[-1]["role"] == "assistant":
+        others.setdefault("completion", messages.pop()["content"])
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
+        raise _bad(place, "roles", f"{name!r} does not end with something to answer")
+    return {**others, "messages": messages}
 
 
 def text(value: Any, name: str, place: str, what: str = "empty") -> str:

@@ -32,11 +32,11 @@ BOUND = 20.0
 class PolicyGradient(Configurable, Objective):
     """Parts: loss, tokens, rows, ratio, clipped (tokens whose gradient the clip took away), kl (k3 against the reference),
     behaviour_kl (k3 against the sampler: how stale the data is), entropy (-log p of the sampled tokens, an estimate), reward,
-    advantage (its magnitude)."""
+    advantage (its magnitude), staleness (updates since the answers were written, where the batch knows)."""
 
     per = {
         **dict.fromkeys(("ratio", "clipped", "kl", "behaviour_kl", "entropy"), "tokens"),
-        **dict.fromkeys(("reward", "advantage"), "rows"),
+        **dict.fromkeys(("reward", "advantage", "staleness"), "rows"),
         **dict.fromkeys(("tokens", "rows"), ""),
     }
 
@@ -111,6 +111,8 @@ class PolicyGradient(Configurable, Objective):
             "reward": total(wide(rewards), real),
             "advantage": total(advantage.abs(), real),
         }
+        if batch.ages is not None:
+            parts["staleness"] = total(batch.ages.double(), real)
         return Loss(value=value, weight=weight, parts=parts)
 
     def _ratio(self, difference: Tensor, counted: Tensor) -> Tensor:

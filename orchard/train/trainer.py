@@ -25,7 +25,7 @@ from torch import nn
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.digest import sha256
 from orchard.core.errors import ConfigError, OrchardError
-from orchard.core.progress import Advance, progress
+from orchard.core.progress import Advance, progress, silent
 from orchard.core.report import Report, Value
 from orchard.core.seeds import fold
 from orchard.objectives.base import Objective
@@ -62,6 +62,8 @@ class Saving(Configurable):
         keep: int = 2
         keep_every: int | None = None
         """Steps whose checkpoints are kept for good."""
+        frozen: bool = True
+        """Keep what is not trained, too. Without it checkpoints of adapters are small, and the same base is needed to go on."""
 
     def __init__(self, cfg: Config) -> None:
         self.config = cfg
@@ -118,12 +120,12 @@ class Trainer(Configurable):
         *,
         folder: Path,
         tokenizer: Any = None,
-        model: nn.Module | None = None,
-        objective: Objective | None = None,
+        with_model: nn.Module | None = None,
+        with_objective: Objective | None = None,
         device: torch.device | str = "cpu",
         here: World | None = None,
     ) -> None:
-        """`model`: one that is there already; `objective`: one that needs more than its config (a teacher, a reference);
+        """`with_model`: one that is there already; `with_objective`: one that needs more than its config (such as a teacher);
         `here`: this process among several (`with world() as here`), whose device it then is."""
         self.config = cfg
         self.folder = Path(folder)
@@ -131,7 +133,7 @@ class Trainer(Configurable):
         self.device = self.here.device
         self.mesh: Mesh = cfg.mesh.build(here=self.here)
         same_everywhere(cfg, self.here)
-        self.model = self._model(model).to(self.device)
+        self.model = self._model(with_model).to(self.device)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigError("nothing in this model can be trained", hint="add an adapter, or unfreeze some weights")
         self.watch = Watch(
@@ -146,7 +148,7 @@ class Trainer(Configurable):
         self.compiled: Compiled | None = compiled(self.model) if cfg.compile else None
         recompute(self.model, cfg.recompute)
         spread(self.model, self.mesh, cfg.spread)
-        self.objective: Objective = objective if objective is not None else cfg.objective.build()
+        self.objective: Objective = with_objective if with_objective is not None else cfg.objective.build()
         self.source = self._share(cfg.source.build(tokenizer=tokenizer))
         self.held_out = {name: self._share(one.build(tokenizer=tokenizer)) for name, one in cfg.held_out.items()}
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -203,7 +205,7 @@ class Trainer(Configurable):
 
     def _bar(self) -> AbstractContextManager[Advance]:
         if not self.here.first:
-            return nullcontext(lambda amount=1, *, note=None, left=None: None)
+            return nullcontext(silent)
         return progress("training", total=self.config.steps, unit="steps")
 
     # One step -----------------------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ class Trainer(Configurable):
             "source": self.source.state(),
             "curves": self.watch.curves,
         }
-        return TrainState(self.model, self.optimizer, self.ema, extra)
+        return TrainState(self.model, self.optimizer, self.ema, extra, frozen=self.config.save.frozen)
 
     def save(self, *, wait: bool = False) -> None:
         self.checkpoints.save(self.done, self.state(), wait=wait)
@@ -300,7 +302,8 @@ class Trainer(Configurable):
         """Go on from the last checkpoint; False where there is none."""
         if self.checkpoints.latest() is None:
             return False
-        state = TrainState(self.model, self.optimizer, self.ema, {DIGEST: digest(self.config)})
+        known = {DIGEST: digest(self.config)}
+        state = TrainState(self.model, self.optimizer, self.ema, known, frozen=self.config.save.frozen)
         self.checkpoints.load(state)
         extra = state.extra
         self.done, self.tokens, self.seconds = extra["step"], extra["tokens"], extra["seconds"]

@@ -125,10 +125,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was(tmp_path: Path
 
 def test_a_row_that_breaks_the_loss_is_named_by_file_and_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [{"prompt": f"{n}+1=", "completion": f"{n + 1};"} for n in range(60)]
-    rows[41]["completion"] = "@;"
+    rows[32]["completion"] = "@;"
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = run_config(tmp_path, tokenizer).set("model.head", Linear.Config()).model
-    trainer = made(tmp_path, tokenizer, model=model)
+    trainer = made(tmp_path, tokenizer, model=model, steps=30)
     with torch.no_grad():
         trainer.model.embedding.weight[tokenizer.encode("@")[-1]] = float("inf")  # type: ignore[union-attr, operator]
     with pytest.raises(Diverged, match=r"row \d \(.*sums.jsonl:"):
