@@ -19,11 +19,13 @@ from orchard.nn.linear import Linear
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.moe import MoE
 from orchard.studies import (
+    _checkpointing,
     _flat,
     _golden,
     _lines,
     _positions,
     _reference,
+    _saving,
     _steps,
     _trees,
     axlearn,
@@ -37,10 +39,13 @@ SOME = ("llama", "gemma2", "int8_weights", "half_experts")
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four trees instead of all, and only the smaller parts' defaults."""
+    """Four trees instead of all, only the smaller parts' defaults, and few crashes."""
     every, kinds = _trees.trees, _golden.kinds()
     monkeypatch.setattr(_trees, "trees", lambda extra=0, seed=0: {name: every()[name] for name in SOME})
     monkeypatch.setattr(_golden, "kinds", lambda: [kind for kind in kinds if kind.builds in (Linear, GatedMLP, Rotary)])
+    size = _saving.Size(dim=16, layers=1, vocab=32, rows=2, length=8)
+    effort = _checkpointing.Effort(bytes=10**6, touches=97, rounds={_checkpointing.INTERVAL: 2, 1: 2}, size=size)
+    monkeypatch.setattr(_checkpointing, "EFFORTS", {"small": effort})
 
 
 # The trees and the rewrites -----------------------------------------------------------------------------------------------
@@ -78,7 +83,9 @@ def test_a_step_that_goes_wrong_is_told() -> None:
     assert "before" in _steps.try_tree(tree.clone, was, 0)
     assert "ConfigError" in _steps.try_tree(lambda: tree.clone(dim=tree.dim).rewrite(MoE, lambda moe: moe), was, 0)
     broken = tree.rewrite(Rotary, lambda rotary: rotary.clone(theta=float("nan")))
-    assert "loss is nan" in _steps.try_tree(lambda: broken, was, 0)
+    assert "is nan" in _steps.try_tree(
+        lambda: broken, was, 0
+    )  # the loss, or where torch's attention hides it the gradient
 
 
 def test_training_leaves_the_callers_random_numbers_alone() -> None:
@@ -254,7 +261,9 @@ def test_a_dump_that_hides_a_field_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_small_run_passes_all_but_the_counts_of_models(few: None) -> None:
     report = study("axlearn")
     failed = {claim.id for claim in report.claims if not claim.passed}
+    failed -= {"async"}  # times of so small a model say nothing
     assert failed == {"rope-models", "moe-models", "rope-ratio", "moe-ratio"}  # four models are too few for these
+    assert report["crash_points"] > 100 and report["resumed_runs"] >= 3 and report["losses_compared"] >= 30
     assert report["rope_models"] == 4 and report["module_lines_changed"] == 0
     assert report["rope_complexity"] == "O(1)" and report["rope_complexity_own-args"] == "O(NM)"
 
