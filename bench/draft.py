@@ -170,7 +170,7 @@ def with_and_without(model: str, draft: str, given: Path, work: Path, steps: int
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--draft", required=True, help="the general draft: a GGUF file or a name")
+    parser.add_argument("--draft", help="the general draft, a GGUF file or a name (bench/draft_train.py makes one)")
     parser.add_argument("--adapter", type=Path, help="a PEFT folder or package (default: one is made)")
     parser.add_argument("--work", type=Path, help="a folder for what is made (default: a temporary one)")
     parser.add_argument("--length", type=int, default=6, help="guesses in a call (default: 6)")
@@ -182,6 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cells, by a part of their names")
     parser.add_argument("--out", type=Path, default=TARGET)
     options = parser.parse_args(arguments)
+    if options.draft is None:
+        parser.error("which draft? `python bench/draft_train.py --out FOLDER` makes FOLDER/draft.gguf, on a GPU")
     begun, values = time.perf_counter(), dict[str, Value]()
     cells = [cell for cell in CELLS if options.only in cell]
     with tempfile.TemporaryDirectory() as temporary:

@@ -7,10 +7,10 @@ by turns of a few steps; what is counted is the time of whole steps, batches inc
 
 Losses are compared over a run of its own, after which both have seen the same batches.
 
-    python bench/pretrain.py TEXTS                 CPU: 10M parameters, float32 and bfloat16
-    python bench/pretrain.py TEXTS --device cuda   GPU: 135M, 360M and 1B, bfloat16; says how much of the arithmetic is used
+    python bench/pretrain.py                 CPU: 10M parameters, float32 and bfloat16
+    python bench/pretrain.py --device cuda   GPU: 135M and 1B, bfloat16; says how much of the arithmetic is used
 
-TEXTS: a text file or a folder of them, read as bytes.
+What is learnt are bytes of text: of `--texts` (a file or a folder), or of this project's own pages and sources.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Size:
 SIZES = {
     "10m": Size(258, 320, 8, 5, 5, 64, 864, False, 256, 8),
     "135m": Size(49_152, 576, 30, 9, 3, 64, 1536, True, 1024, 64),
-    "360m": Size(49_152, 960, 32, 15, 5, 64, 2560, True, 1024, 32),
     "1b": Size(49_152, 2048, 20, 16, 8, 128, 5632, True, 2048, 8),
 }
 
@@ -95,7 +94,7 @@ def claims(device: str) -> list[Claim]:
             f"{size} bfloat16 ratio",
             Bound(">=", 1.0),
         )
-        for size in ("135m", "360m", "1b")
+        for size in ("135m", "1b")
     ]
     return [*found, Claim("mfu", "At 135M or more, 45 % of the arithmetic in bfloat16", "best MFU", Bound(">=", 0.45))]
 
@@ -190,15 +189,18 @@ class Peer:
 
 
 def source(size: Size, texts: Path) -> Any:
-    """Rows of one document each: books are long, and what is left of one at its end is dropped by nobody but the last batch."""
+    """Rows of one document each, whole."""
     rows = Encode.Config(source=Repeat.Config(source=Text.Config(paths=str(texts), split="file")))
     packed = Pack.Config(source=rows, length=size.length, mode="cut", open_rows=1)
     return Prefetch.Config(source=Batches.Config(source=packed, rows=size.rows))
 
 
-def one_text(texts: Path, folder: Path) -> Path:
-    """All texts as one, so that no row holds the end of a book and the beginning of another: the peer would look across."""
-    files = [texts] if texts.is_file() else sorted(texts.rglob("*.txt"))
+def one_text(texts: Path | None, folder: Path) -> Path:
+    """All texts as one, so that no row holds the end of one and the beginning of another: the peer would look across."""
+    if texts is None:
+        files = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("orchard/**/*.py"), *ROOT.glob("tests/**/*.py")])
+    else:
+        files = [texts] if texts.is_file() else sorted(texts.rglob("*.txt"))
     whole = folder / "all.txt"
     whole.write_bytes(b"\n".join(path.read_bytes() for path in files))
     return whole
@@ -280,7 +282,7 @@ def losses(name: str, device: str, dtype: str, texts: Path, steps: int) -> dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path)
+    parser.add_argument("--texts", type=Path, help="a text file, or a folder of .txt files")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=150, help="of the comparison of losses")
@@ -291,7 +293,7 @@ def main() -> int:
     begun = time.perf_counter()
     values: dict[str, Value] = {}
     keep_freed_memory()
-    sizes = asked.sizes or (["10m"] if asked.device == "cpu" else ["135m", "360m", "1b"])
+    sizes = asked.sizes or (["10m"] if asked.device == "cpu" else ["135m", "1b"])
     with tempfile.TemporaryDirectory() as folder:
         texts = one_text(asked.texts, Path(folder))
         for name in sizes:
