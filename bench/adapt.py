@@ -200,6 +200,7 @@ def main() -> int:
     )
     parser.add_argument("--small", action="store_true", help="a few steps and a few tests, to see that it runs")
     parser.add_argument("--package", type=Path, help="measure this one, and train none")
+    parser.add_argument("--keep", type=Path, help="a folder for the package that was trained")
     options = parser.parse_args()
     begun = time.perf_counter()
     training, tests = examples()
@@ -216,6 +217,8 @@ def main() -> int:
             shutil.copytree(options.package, package)
         else:
             made = train(training, tests, work, settings)
+            if options.keep is not None:
+                shutil.copytree(package, options.keep)
             values["seconds"] = Value(
                 round(made.seconds, 1), unit="s", note="all of adapt: reading, training, measuring"
             )
