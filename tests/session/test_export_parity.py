@@ -142,8 +142,8 @@ def test_a_planted_fault_is_named(
 def test_a_fault_of_the_merge_is_found(llama: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     from orchard.transforms.lora import LoraLinear
 
-    true = LoraLinear._adapted
-    monkeypatch.setattr(LoraLinear, "_adapted", lambda self: true(self) * 1.001)
+    true = LoraLinear.merged_weight
+    monkeypatch.setattr(LoraLinear, "merged_weight", lambda self: true(self) * 1.001)
     adapter = adapter_for(llama, tmp_path / "one")
     with pytest.raises(ExportDrift) as caught:
         export(llama, tmp_path / "m", format="hf", type="f32", adapters=[adapter], merge=True)
