@@ -6,7 +6,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup chat test check bench docs fuzz
+.PHONY: help setup chat test long check bench docs fuzz
 
 BIN := .venv/bin
 # By exactly this version and before anything else: so pip takes the CPU build wherever its configuration offers one,
@@ -47,7 +47,10 @@ test: .venv/.dev .venv/.native ## run the tests, with the network blocked
 		echo "make test: run '$(BIN)/orchard pull $(MODEL)' where there is a network, then try again." >&2; \
 		exit 1; }
 	@$(GET_VECTORS)
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m 'not network' $(ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m 'not network and not long' $(ARGS)
+
+long: .venv/.dev .venv/.native ## run the tests that make test leaves out because they take long
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
 
 check: .venv/.dev ## lint, format, types, import arrows, file sizes, generated pages
 	@$(BIN)/python -m ruff check .

@@ -40,7 +40,7 @@ def main(folder: Path, kill: int) -> None:
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     try:
-        with world(device="cpu", timeout=30) as here:
+        with world(device="cpu", timeout=10) as here:
             cfg = run_config(folder, tokenizer, steps=STEPS, save=Saving.Config(every=EVERY))
             trainer = cfg.build(folder=folder / "run", tokenizer=tokenizer, here=here)
             if kill and here.rank == 1:

@@ -22,6 +22,7 @@ def run(folder: Path, kill: int) -> list[tuple[int, dict[str, Any] | None, str]]
     return [(code, json.loads(out) if out else None, err) for code, out, err in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kill", "left"), [(EVERY, None), (STEPS, EVERY)])
 def test_a_process_that_dies_in_a_save(tmp_path: Path, kill: int, left: int | None) -> None:
     """In the first save training goes on beside it; the last one is waited for."""

@@ -40,6 +40,7 @@ def test_twenty_steps_have_the_losses_of_one_process() -> None:
 
 
 @pytest.mark.loopback
+@pytest.mark.long
 @pytest.mark.parametrize(
     "asked",
     [

@@ -70,6 +70,7 @@ def test_two_stages_have_the_losses_of_one_process() -> None:
 
 
 @pytest.mark.loopback
+@pytest.mark.long
 def test_more_stages_and_data_and_tensors_compose(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = [
         {"mesh": {"pipeline": 4}, "kind": "moe", "objective": "collected", "steps": 2},

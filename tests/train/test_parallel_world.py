@@ -65,7 +65,9 @@ def test_different_configs_are_refused_on_every_process() -> None:
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize(("how", "gone"), [("killed", 1), ("first killed", 0), ("hangs", 1)])
+@pytest.mark.parametrize(
+    ("how", "gone"), [("killed", 1), ("first killed", 0), pytest.param("hangs", 1, marks=pytest.mark.long)]
+)
 def test_a_process_that_is_killed_or_hangs_is_named(how: str, gone: int) -> None:
     """Long before the timeout of 30 seconds where it was killed; one that hangs is given 5."""
     found = told(how)

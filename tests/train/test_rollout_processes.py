@@ -38,7 +38,7 @@ def on_one(folder: Path, runner: str) -> dict[str, Any]:
     return _ONE[runner]
 
 
-@pytest.mark.parametrize(("runner", "shard"), [("alone", True), ("auto", False)])
+@pytest.mark.parametrize(("runner", "shard"), [("alone", True), pytest.param("auto", False, marks=pytest.mark.long)])
 def test_two_processes_write_and_learn_what_one_does(tmp_path: Path, runner: str, shard: bool) -> None:
     alone, both = on_one(tmp_path, runner), run(tmp_path, size=2, runner=runner, shard=shard)
     assert both["texts"] == alone["texts"] and len(both["texts"]) == 8
@@ -50,6 +50,7 @@ def test_two_processes_write_and_learn_what_one_does(tmp_path: Path, runner: str
     assert [note for note in both["notes"] if "process" not in note] == alone["notes"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_processes_in_the_middle_of_a_round(tmp_path: Path) -> None:
     alone, source = on_one(tmp_path, "alone"), SOURCE | {"runner": "alone"}
     begun = {"folder": str(tmp_path), "name": "run", "source": source, "steps": 12, "stop_at": 6}

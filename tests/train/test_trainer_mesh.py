@@ -35,11 +35,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "said",
     [
-        {"mesh": {}},
-        {"mesh": {"shard": False}, "micro": 1, "every": 1},
+        {"mesh": {}, "micro": 1, "every": 1},
         {"mesh": {"pipeline": 2}, "micro": 2},
     ],
-    ids=["sharded", "whole, micro-batches, recomputed", "pipeline"],
+    ids=["sharded, micro-batches, recomputed", "pipeline"],
 )
 def test_two_processes_learn_what_one_learns(tmp_path: Path, alone: dict[str, Any], said: dict[str, Any]) -> None:
     found = run(tmp_path, size=2, **said)
@@ -52,19 +51,13 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, alone: dict[str, An
     assert any("2 processes" in note for note in found["notes"])
 
 
-def test_a_run_goes_on_with_other_processes(tmp_path: Path, alone: dict[str, Any]) -> None:
-    told = {"folder": str(tmp_path), "steps": 20, "stop_at": 6}
-    ended = start("mesh_program", json.dumps(told), size=2)
+def test_a_run_survives_a_signal_and_a_death_and_goes_on_alone(tmp_path: Path, alone: dict[str, Any]) -> None:
+    told = {"folder": str(tmp_path), "steps": 20}
+    ended = start("mesh_program", json.dumps(told | {"stop_at": 6}), size=2)
     assert [code for code, _, _ in ended] == [130, 130], "both end, by the signal that one of them got"
+    ended = start("mesh_program", json.dumps(told | {"kill_at": 14}), size=2)
+    assert ended[0][0] == -9 and ended[1][0] == 3
+    assert "worker-lost" in ended[1][2] and ("rank 0" in ended[1][2] or "process that the run" in ended[1][2])
     found = run(tmp_path, size=1)
     assert found["series"]["loss"] == pytest.approx(alone["series"]["loss"], abs=1e-4)
     assert len(found["series"]["loss"]) == 20
-
-
-def test_a_process_that_is_killed_ends_the_run_and_loses_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
-    told = {"folder": str(tmp_path), "steps": 20, "kill_at": 10}
-    ended = start("mesh_program", json.dumps(told), size=2)
-    assert ended[0][0] == -9 and ended[1][0] == 3
-    assert "worker-lost" in ended[1][2] and ("rank 0" in ended[1][2] or "process that the run" in ended[1][2])
-    found = run(tmp_path, size=2)
-    assert found["series"]["loss"] == pytest.approx(alone["series"]["loss"], abs=1e-4)
