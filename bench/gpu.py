@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from llama_peer import random_llama
 
 from orchard.bench.gpu import BATCHES, KINDS, PROMPT, SHAPES, bandwidth, our_seconds, plan_of, share
 from orchard.bench.shapes import Shape
@@ -62,28 +63,8 @@ def claims() -> list[Claim]:
 
 def peer(shape: Shape) -> Any:
     """A Llama of transformers with random weights, in bfloat16 on the device."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head,
-        max_position_embeddings=shape.context,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
     with torch.device("cuda"):
-        model: Any = LlamaForCausalLM(config)
+        model: Any = random_llama(shape, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     return model.to(dtype=torch.bfloat16).eval()
 
 

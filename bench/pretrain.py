@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llama_peer import random_llama
 
+from orchard.bench.shapes import Shape
 from orchard.core.report import Bound, Claim, Report, Value
 from orchard.data import Batches, Encode, Pack, Prefetch, Repeat, Text
 from orchard.objectives.lm import NextToken
@@ -48,25 +50,18 @@ TURN = 5
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a model and of its batches."""
+    """A model and its batches, whose rows are as long as the model's context."""
 
-    vocab: int
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int
-    hidden: int
+    shape: Shape
     tied: bool
-    length: int
     rows: int
     lr: float = 1e-3
 
 
 SIZES = {
-    "10m": Size(258, 320, 8, 5, 5, 64, 864, False, 256, 8),
-    "135m": Size(49_152, 576, 30, 9, 3, 64, 1536, True, 1024, 64),
-    "1b": Size(49_152, 2048, 20, 16, 8, 128, 5632, True, 2048, 8),
+    "10m": Size(Shape(8, 320, 864, 5, 5, 64, vocab=258, context=256), tied=False, rows=8),
+    "135m": Size(Shape(30, 576, 1536, 9, 3, 64, context=1024), tied=True, rows=64),
+    "1b": Size(Shape(20, 2048, 5632, 16, 8, 128, context=2048), tied=True, rows=8),
 }
 
 
@@ -100,29 +95,6 @@ def claims(device: str) -> list[Claim]:
 
 
 # The two programs -------------------------------------------------------------------------------------------------------
-
-
-def peer_model(size: Size) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=size.vocab,
-            hidden_size=size.dim,
-            intermediate_size=size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.kv_heads,
-            head_dim=size.head,
-            max_position_embeddings=size.length,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=size.tied,
-        )
-    )
 
 
 def our_model(peer: Any) -> Any:
@@ -191,7 +163,7 @@ class Peer:
 def source(size: Size, texts: Path) -> Any:
     """Rows of one document each, whole."""
     rows = Encode.Config(source=Repeat.Config(source=Text.Config(paths=str(texts), split="file")))
-    packed = Pack.Config(source=rows, length=size.length, mode="cut", open_rows=1)
+    packed = Pack.Config(source=rows, length=size.shape.context, mode="cut", open_rows=1)
     return Prefetch.Config(source=Batches.Config(source=packed, rows=size.rows))
 
 
@@ -220,15 +192,15 @@ def timed(side: Any, steps: int, device: str) -> float:
 
 def flops(size: Size) -> float:
     """Of a token: six for each weight that multiplies, and attention over half of a row, forwards and twice that backwards."""
-    attention = size.dim * size.head * (size.heads + 2 * size.kv_heads) + size.heads * size.head * size.dim
-    weights = size.layers * (attention + 3 * size.dim * size.hidden) + size.vocab * size.dim
-    return 6.0 * weights + 6.0 * size.layers * size.length * size.heads * size.head
+    shape = size.shape
+    weights = shape.layers * sum(rows * cols for _, rows, cols in shape.matrices()) + shape.vocab * shape.width
+    return 6.0 * weights + 6.0 * shape.layers * shape.context * shape.heads * shape.head
 
 
 def speed(name: str, device: str, dtype: str, texts: Path, rounds: int, compile: bool) -> dict[str, Value]:
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
-        peer = peer_model(size)
+        peer = random_llama(size.shape, tied=size.tied)
         mine = Ours(size, texts, device, dtype, 10**6, peer, Path(folder), compile)
         other = Peer(size, texts, device, dtype, 10**6, peer, compile=device == "cuda")
         for side in (mine, other):
@@ -241,7 +213,7 @@ def speed(name: str, device: str, dtype: str, texts: Path, rounds: int, compile:
         pairs = [(timed(mine, TURN, device), timed(other, TURN, device)) for _ in range(rounds)]
         mine.trainer.close()
         other.batches.close()
-    tokens = size.rows * size.length
+    tokens = size.rows * size.shape.context
     ours, theirs = ([tokens / pair[side] for pair in pairs] for side in (0, 1))
     ratios = [a / b for a, b in zip(ours, theirs)]
     found = {
@@ -265,7 +237,7 @@ def losses(name: str, device: str, dtype: str, texts: Path, steps: int) -> dict[
     """Both from the same weights over the same batches; the mean of the last tenth of the steps."""
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
-        peer = peer_model(size)
+        peer = random_llama(size.shape, tied=size.tied)
         mine = Ours(size, texts, device, dtype, steps, peer, Path(folder), compile=False)
         other = Peer(size, texts, device, dtype, steps, peer, compile=False)
         curves = [[side.step() for _ in range(steps)] for side in (mine, other)]

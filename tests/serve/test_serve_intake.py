@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,13 +40,9 @@ def test_a_body_in_tiny_parts_takes_no_more_than_its_size() -> None:
         part = next(left, None)
         return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
-    tracemalloc.start()
-    try:
-        body = asyncio.run(Intake(Limits()).read(receive))  # type: ignore[arg-type]
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert body.size == 20_000 and held < 100_000
+    body = asyncio.run(Intake(Limits()).read(receive))  # type: ignore[arg-type]
+    held = sum(map(sys.getsizeof, body._parts))  # not what the process allocates: others in it do too
+    assert body.size == 20_000 and 20_000 <= held < 100_000
 
 
 def test_large_bodies_are_refused_by_their_length_or_as_soon_as_they_are() -> None:
