@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from orchard.models.zoo.bert import bert, hf_names
+from orchard.nn.tensors import tensor_shapes
 from orchard.weights.folder import write_folder
-from orchard.weights.load import tensor_shapes
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -87,7 +87,7 @@ def agreement(reference: Scores, ours: Scores, texts: Iterable[Sequence[int]]) -
 
 def matrices_lost(checkpoint: Checkpoint, tree: Decoder.Config, plan: Plan) -> list[str]:
     """Matrices of the file, of a type that is kept whole, whose values are nowhere in the plan bit for bit."""
-    from orchard.weights.load import tensor_shapes
+    from orchard.nn.tensors import tensor_shapes
 
     kept = {_digest(values) for values in _plan_matrices(plan)}
     lost = []

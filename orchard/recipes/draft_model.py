@@ -18,8 +18,8 @@ from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.models.language.decoder import Decoder
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
+from orchard.nn.tensors import dense_tensor, tensor_names
 from orchard.transforms.lora import LoraLinear, merged
-from orchard.weights.load import dense_tensor, tensor_names
 
 SHARE = 8
 """Of so many layers a draft has one, unless it is told otherwise."""

@@ -15,12 +15,12 @@ import torch
 
 from orchard.core.errors import ConfigError
 from orchard.models.language.decoder import Decoder
+from orchard.nn.tensors import fill, tensor_names
 from orchard.recipes.begin import Begun
 from orchard.recipes.shapes import words_of
 from orchard.session.build import Built
 from orchard.session.save import save_built
 from orchard.weights.adapters import Side, write_adapter
-from orchard.weights.load import fill, tensor_names
 from orchard.weights.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:

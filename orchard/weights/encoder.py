@@ -15,9 +15,9 @@ from orchard.models.language.encoder import Encoder
 from orchard.models.zoo import families
 from orchard.models.zoo.bert import UNREAD, bert, hf_names
 from orchard.models.zoo.fields import count, shown
+from orchard.nn.tensors import fill, tensor_names, tensor_shapes
 from orchard.weights.checkpoint import DISAGREE, INCOMPLETE, check_tensor, refuse_packing
 from orchard.weights.folder import HFFolder
-from orchard.weights.load import fill, tensor_names, tensor_shapes
 from orchard.weights.sentence import ENCODERS, MakesNoVectors, Sentence, is_encoder, sentence_of
 
 _LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")

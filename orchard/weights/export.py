@@ -21,6 +21,7 @@ from orchard.nn.attention import Attention, Rotary, scaling
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
 from orchard.nn.moe import MoE
+from orchard.nn.tensors import dense_tensor, tensor_names
 from orchard.weights.checkpoint import Checkpoint, to_gguf
 from orchard.weights.folder import write_folder
 from orchard.weights.gguf.arch import ROPE_FACTORS, gguf_metadata
@@ -29,7 +30,6 @@ from orchard.weights.gguf.quants import quantize
 from orchard.weights.gguf.reader import GGUFFile
 from orchard.weights.gguf.types import GGMLType
 from orchard.weights.gguf.writer import TensorOut, write_gguf
-from orchard.weights.load import dense_tensor, tensor_names
 from orchard.weights.safetensors import Lazy
 
 WRITABLE = {name: GGMLType[name.upper()] for name in ("f32", "f16", "bf16", "q8_0", "q4_0")}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile
 from orchard.core.progress import progress
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.fields import shown
 from orchard.nn.formats import GroupedFormat
-from orchard.nn.layer_norm import LayerNorm
-from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
-from orchard.nn.norm import RMSNorm
+from orchard.nn.linear import Weight
+from orchard.nn.tensors import check_shape, fill, tensor_shapes
+from orchard.nn.tensors import dense_tensor as dense_tensor
+from orchard.nn.tensors import tensor_names as tensor_names
 from orchard.weights.checkpoint import DISAGREE, Checkpoint
 
 
@@ -65,54 +65,6 @@ def refuse_misfits(checkpoint: Checkpoint, tree: Decoder.Config) -> None:
         )
 
 
-def tensor_shapes(tree: BaseConfig) -> dict[str, tuple[int, ...]]:
-    """The dense tensors of a completed tree, by Orchard's name, without building it: parts of a config tree lie where
-    parts of the model do."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path, node in tree.walk():
-        name = path.replace("[", ".").replace("]", "")
-        if isinstance(node, Linear.Config):
-            shapes[f"{name}.weight"] = (node.out_dim, node.in_dim)
-            if node.bias:
-                shapes[f"{name}.bias"] = (node.out_dim,)
-        elif isinstance(node, GroupedLinear.Config):
-            shapes[f"{name}.weight"] = (node.count, node.out_dim, node.in_dim)
-        elif isinstance(node, Embedding.Config):
-            shapes[f"{name}.weight"] = (node.vocab, node.dim)
-        elif isinstance(node, RMSNorm.Config):
-            shapes[f"{name}.weight"] = (node.dim,)
-        elif isinstance(node, LayerNorm.Config):
-            shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (node.dim,)
-    return shapes
-
-
-def tensor_names(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Every dense tensor a model is made of, by Orchard's name, with the module and attribute that hold it."""
-    names: dict[str, tuple[nn.Module, str]] = {}
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        if isinstance(module, Weight):
-            names[f"{prefix}weight"] = (module, "weight")
-            packed = module.packed()
-        else:
-            packed = {}
-        for name, _ in module.named_parameters(recurse=False):
-            if name not in packed:
-                names[f"{prefix}{name}"] = (module, name)
-    return names
-
-
-def dense_tensor(module: nn.Module, attribute: str, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor behind a name from `tensor_names`, unpacked."""
-    if isinstance(module, Weight) and attribute == "weight":
-        if "weight" in module.packed():
-            tensor: Tensor = module.packed()["weight"]
-            return tensor if dtype is None else tensor.to(dtype)
-        return module.dense(dtype or torch.float32)
-    tensor = getattr(module, attribute)
-    return tensor if dtype is None else tensor.to(dtype)
-
-
 def _take_over(
     module: nn.Module,
     attribute: str,
@@ -127,29 +79,5 @@ def _take_over(
     grouped = checkpoint.read_grouped(ours, source)
     if grouped is None:
         return False
-    _check_shape(ours, tuple(grouped.codes.shape), module.shape)
+    check_shape(ours, tuple(grouped.codes.shape), module.shape)
     return module.assign_grouped(grouped.to(device))
-
-
-def fill(
-    module: nn.Module,
-    attribute: str,
-    ours: str,
-    tensor: Tensor,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> None:
-    """Put a dense tensor where a name from `tensor_names` belongs, packed as the module keeps it."""
-    if isinstance(module, Weight) and attribute == "weight":
-        _check_shape(ours, tuple(tensor.shape), module.shape)
-        # Formats with types of their own round for themselves: rounding to the model's type first would only lose.
-        own = all(part.dtype is not None for part in module.format.layout(module.shape).values())
-        module.assign(tensor.to(device=device, dtype=torch.float32 if own else dtype))
-    else:
-        _check_shape(ours, tuple(tensor.shape), tuple(getattr(module, attribute).shape))
-        setattr(module, attribute, nn.Parameter(tensor.to(device=device, dtype=dtype), requires_grad=False))
-
-
-def _check_shape(ours: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != tuple(expected):
-        raise BadFile(f"{ours} has shape {found}, not {expected}", hint="config and weights disagree")

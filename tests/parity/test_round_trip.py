@@ -11,9 +11,10 @@ import torch
 from orchard.core.errors import ConfigError
 from orchard.models.language import Decoder
 from orchard.nn.linear import Linear
+from orchard.nn.tensors import dense_tensor, tensor_names
 from orchard.weights.checkpoint import open_checkpoint
 from orchard.weights.export import copy_gguf, save_folder, save_gguf
-from orchard.weights.load import dense_tensor, load_decoder, tensor_names
+from orchard.weights.load import load_decoder
 from orchard.weights.safetensors import SafetensorsFile
 from tests.parity.families import CASES, GGUF_CASES, reference, save
 

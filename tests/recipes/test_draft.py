@@ -17,6 +17,7 @@ from orchard.core.errors import BadFile, ConfigError, UnsupportedPair, UsageErro
 from orchard.data.source import Sample
 from orchard.generate.request import Request
 from orchard.generate.speculative import Speculation
+from orchard.nn.tensors import dense_tensor, tensor_names
 from orchard.recipes.draft import Lessons, distil_draft, draft_config, draft_from, draft_layers
 from orchard.recipes.draft_model import describe_draft
 from orchard.recipes.draft_text import (
@@ -29,7 +30,6 @@ from orchard.recipes.draft_text import (
     write_samples,
 )
 from orchard.session.model import Model
-from orchard.weights.load import dense_tensor, tensor_names
 from tests.session.export_models import adapter_for, folder_of
 
 TALKS = ["the cat sat", "a dog ran", "the bird flew", "one two three"]

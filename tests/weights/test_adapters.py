@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from orchard.core.errors import BadFile, ModelNotFound, OrchardError, UnsupportedFormat, UsageError
 from orchard.models.zoo import families
+from orchard.nn.tensors import tensor_shapes
 from orchard.weights.adapters import (
     Base,
     OtherBase,
@@ -26,7 +27,6 @@ from orchard.weights.adapters import (
     standard_path,
     write_adapter,
 )
-from orchard.weights.load import tensor_shapes
 from tests.parity.families import CASES, COMMON
 
 LAYERS = "base_model.model.model.layers"

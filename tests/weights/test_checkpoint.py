@@ -17,10 +17,11 @@ import torch
 from orchard.cli.main import main
 from orchard.core.errors import BadFile, UnsupportedFormat
 from orchard.models.language.decoder import Decoder
+from orchard.nn.tensors import tensor_names, tensor_shapes
 from orchard.session.model import tokenizer_of
 from orchard.weights.checkpoint import open_checkpoint
 from orchard.weights.gguf.arch import ROPE_FACTORS
-from orchard.weights.load import load_decoder, tensor_names, tensor_shapes
+from orchard.weights.load import load_decoder
 from tests.fuzz.checkpoint_cases import Sample, make_samples, resized, write
 from tests.weights.hostile import opened, refusal, sample
 
