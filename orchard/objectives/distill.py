@@ -27,6 +27,7 @@ from orchard.objectives.base import Objective, Places, hidden_of, one_of, places
 from orchard.objectives.chunks import Sums, chunked_sums
 from orchard.objectives.divergence import DIVERGENCES
 from orchard.objectives.lm import cross_entropy
+from orchard.ops.forward_kl import forward_kl_with_slope
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,39 @@ class Distill(Configurable, Objective):
             lambda scores, targets, counted, weights, *t: self._measure(scores, targets, counted, weights, *read(*t)),
             chunk=self.config.chunk,
             recompute=self.config.recompute,
+            slope=self._slope if self._known_slope() else None,
         )
         return Loss(value=sums.pop("value"), weight=sums.pop("weight"), parts=sums)
+
+    def _known_slope(self) -> bool:
+        """Whether the gradient can be written down: the whole forward divergence, from a teacher that scores chunk by chunk."""
+        cfg = self.config
+        plain = cfg.divergence == "forward" and cfg.top_k is None and (cfg.temperature == 1 or not cfg.hard)
+        return plain and hasattr(self.teacher, "hidden")
+
+    def _slope(
+        self, scores: Tensor, targets: Tensor, counted: Tensor, weights: Tensor, read: Tensor
+    ) -> tuple[Sums, Tensor]:
+        """The same as `_measure`, with the gradient of "value" for the scores, which are overwritten by it."""
+        with torch.no_grad():
+            theirs = self.teacher.scores(read)
+        _refuse_other_vocabulary(theirs, scores)
+        hard, tau = self.config.hard, self.config.temperature
+        nll_at_one = None if tau == 1 else cross_entropy(wide(scores), targets)[0]
+        found = forward_kl_with_slope(scores, theirs, targets, weights, temperature=tau, hard=hard)
+        nll = found.nll if nll_at_one is None else nll_at_one
+        weights = weights.to(found.kl.dtype)
+        value = (weights * ((1 - hard) * tau**2 * found.kl + hard * nll)).sum()
+        sums = {
+            "value": value,
+            "weight": weights.sum(),
+            "loss": value,
+            "kl": (weights * found.kl).sum(),
+            "hard": (weights * nll).sum(),
+            "tokens": counted.sum(),
+            "correct": ((found.best == targets) & counted).sum(),
+        }
+        return sums, found.slope
 
     @torch.no_grad()
     def _ask(self, batch: Batch, found: Places) -> tuple[list[Tensor], Callable[..., tuple[Tensor, ...]]]:
@@ -114,11 +146,7 @@ class Distill(Configurable, Objective):
         q = (scores / self.config.temperature).log_softmax(-1)
         if tokens is not None:
             q = merged(q, tokens)
-        if p.shape != q.shape:
-            raise UnsupportedPair(
-                f"the teacher scores {p.shape[-1]} tokens and the student {q.shape[-1]}",
-                hint="give both one vocabulary",
-            )
+        _refuse_other_vocabulary(p, q)
         distance = DIVERGENCES[self.config.divergence](p.to(q.dtype), q, self.config.mix)
         hard, _ = cross_entropy(scores if self.config.hard else scores.detach(), targets)
         mixture = (1 - self.config.hard) * self.config.temperature**2 * distance
@@ -140,6 +168,14 @@ def merged(log_probs: Tensor, tokens: Tensor) -> Tensor:
     """Log-probabilities of some tokens [n, K] one by one, and of all others together: [n, K + 1]."""
     rest = log_probs.scatter(-1, tokens, float("-inf")).logsumexp(-1, keepdim=True)
     return torch.cat([log_probs.gather(-1, tokens), rest], -1)
+
+
+def _refuse_other_vocabulary(teacher: Tensor, student: Tensor) -> None:
+    if teacher.shape != student.shape:
+        raise UnsupportedPair(
+            f"the teacher scores {teacher.shape[-1]} tokens and the student {student.shape[-1]}",
+            hint="give both one vocabulary",
+        )
 
 
 def _pick(values: Tensor, found: Places) -> Tensor:

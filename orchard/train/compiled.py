@@ -3,9 +3,10 @@
 A block reads and writes its step's context, which is different for every layer: dictionaries that grow, a layer's own number.
 Compiled as it stands, each layer would be compiled for itself. So what is compiled is a function of tensors alone: it makes a
 small context of its own inside, and what a block leaves behind (keys and values, collected losses) comes back as results and is
-put into the real context outside. Blocks of the same class, shapes and settings then share one compilation.
+put into the real context outside. A block that reads another layer's keys and values is handed those along. Blocks of the same
+class, shapes and settings then share one compilation.
 
-Blocks that read another layer's keys, that are run with stores, or that torch cannot trace as one graph are run as they are.
+Blocks that are run with stores, or that torch cannot trace as one graph, are run as they are.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ def compiled(model: nn.Module, *, backend: str = "inductor", dynamic: bool | Non
     shared: dict[type, Callable[..., Result]] = {}
     for layer in layers_of(model):
         name = names[layer]
-        reason = _obstacle(layer)
-        if reason is not None:
-            report.reasons[name] = reason
-            continue
         kind = type(layer)
         if kind not in shared:
             shared[kind] = torch.compile(_alone(kind), fullgraph=True, dynamic=dynamic, backend=backend)
@@ -77,10 +74,14 @@ def _alone(kind: type) -> Callable[..., Result]:
     """The forward pass of a class of blocks as a function of tensors."""
     plain: Any = kind.forward  # type: ignore[attr-defined]
 
-    def block(self: Any, x: Tensor, positions: Tensor, documents: Tensor | None, causal: bool) -> Result:
+    def block(
+        self: Any, x: Tensor, positions: Tensor, documents: Tensor | None, causal: bool, lent: KVView | None
+    ) -> Result:
         context = _Apart(positions=positions, documents=documents, causal=causal)
+        if lent is not None:
+            context.views[_owner(self)] = lent  # type: ignore[index]
         y = plain(self, x, context)
-        return y, context.views.get(0), context.collected
+        return y, None if lent is not None else context.views.get(0), context.collected
 
     return block
 
@@ -92,7 +93,9 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
     if not slot.proven:
         _prepare(self, x.device)
     try:
-        y, view, collected = slot.call(self, x, context.positions, context.documents, context.causal)
+        owner = _owner(self)
+        lent = None if owner is None else context.views[owner]
+        y, view, collected = slot.call(self, x, context.positions, context.documents, context.causal, lent)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -135,11 +138,11 @@ def _eager(self: Any, x: Tensor, context: Context) -> Tensor:
     return out
 
 
-def _obstacle(layer: nn.Module) -> str | None:
+def _owner(layer: Any) -> int | None:
+    """The layer whose keys and values a block reads, where they are not its own."""
     store = getattr(getattr(getattr(layer, "mixer", None), "config", None), "store", None)
-    if store is not None and store.owner is not None:
-        return f"it reads the keys and values of layer {store.owner}"
-    return None
+    owner: int | None = getattr(store, "owner", None)
+    return owner
 
 
 def _reason(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.models.language.decoder import Decoder
 from orchard.nn.attention.attention import Attention
+from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
 from orchard.train.compiled import compiled
 from orchard.train.parallel import Mesh
@@ -20,7 +21,7 @@ from orchard.train.parallel_shards import layers_of
 from orchard.train.recompute import Recompute, recompute
 from orchard.train.world import World
 from orchard.transforms.lora import Lora
-from tests.train.parallel_program import batches, build, train
+from tests.train.parallel_program import VOCAB, batches, build, train
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -93,10 +94,23 @@ def test_a_block_that_cannot_be_compiled_says_why() -> None:
     assert train(model, mesh, steps=2) == plain
     assert report.blocks == 0
     assert set(report.reasons) == {"stack.layers.0", "stack.layers.1"} and all(report.reasons.values())
-    mixers = [Attention.Config(heads=2, kv_heads=1, head_dim=8, store=Store.Config(owner=owner)) for owner in (None, 0)]
-    tree = Decoder.Config(
-        vocab=8, dim=16, context=8, stack=Stack.Config(layers=[Block.Config(mixer=m) for m in mixers])
-    )
-    for layer in tree.stack.layers:
-        layer.mlp.hidden_dim = 16  # type: ignore[attr-defined]
-    assert "layer 0" in compiled(tree.build()).reasons["stack.layers.1"]
+
+
+def test_blocks_that_read_another_layers_keys_are_compiled_and_train_the_same() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter: Any = CompileCounterWithBackend("aot_eager")
+    mixers = [
+        Attention.Config(heads=2, kv_heads=1, head_dim=8, store=Store.Config(owner=owner))
+        for owner in (None, None, 1, 1, 1)
+    ]
+    blocks = [Block.Config(mixer=mixer, mlp=GatedMLP.Config(hidden_dim=16)) for mixer in mixers]
+    torch.manual_seed(0)
+    model: Decoder = Decoder.Config(vocab=VOCAB, dim=16, context=64, stack=Stack.Config(layers=blocks)).build()
+    mesh = Mesh.Config().build(here=World())
+    plain = train(copy.deepcopy(model), mesh, steps=3)
+    report = compiled(model, backend=counter)
+    recompute(model, Recompute.Config(every=2))
+    found = train(model, mesh, steps=3)
+    assert (report.blocks, report.reasons, counter.frame_count) == (5, {}, 2)
+    assert found["losses"] == pytest.approx(plain["losses"], abs=1e-5)
