@@ -41,6 +41,11 @@ def attend(
         if softcap is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=groups > 1)
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+    if q.is_cuda and q.shape[2] == 1 and groups > 1 and softcap is None:
+        # One new token: its heads stand in for queries of the head they share, whose keys and values are then read once.
+        joined = q.unflatten(1, (-1, groups)).flatten(2, 3)
+        shown = mask.expand(-1, -1, groups, -1)
+        return functional.scaled_dot_product_attention(joined, k, v, attn_mask=shown, scale=scale).reshape(q.shape)
     if mask.shape[1] != 1 and groups > 1:
         mask = mask.repeat_interleave(groups, dim=1)
     if softcap is None:
