@@ -28,6 +28,7 @@ from orchard.train.schedule import set_rate
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 VALUE, WEIGHT, TOKENS = "", " ", "  "
 """Sums that are no parts of a loss, under names that no part has."""
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Step:
         dtype: str,
         seed: int,
         mesh: Mesh | None = None,
+        around: Around = nullcontext,
     ) -> None:
+        """`around`: entered for every step's forward and backward passes together, and left before the weights change."""
         self.model = model
         self.objective = objective
         self.optimizer = optimizer
@@ -76,6 +79,7 @@ class Step:
         self.dtype = dtype
         self.seed = seed
         self.mesh = mesh
+        self.around = around
         self.pipeline = Pipeline(model, mesh) if mesh is not None and mesh.stages > 1 else None
 
     def __call__(self, batch: Any, number: int, *, tokens: int = 0, stop: bool = False) -> Taken:
@@ -84,7 +88,8 @@ class Step:
         torch.manual_seed(fold(self.seed, "step", number, 0 if self.mesh is None else self.mesh.data_rank))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        sums = self._gradients(batch)
+        with self.around():
+            sums = self._gradients(batch)
         count = torch.tensor(float(tokens), dtype=torch.float64, device=sums[VALUE].device)
         totals = self.totals(sums | {TOKENS: count})
         value, weight = totals.pop(VALUE), totals.pop(WEIGHT)

@@ -43,7 +43,7 @@ from orchard.train.recompute import Recompute, recompute
 from orchard.train.schedule import Cosine
 from orchard.train.shown import Kept
 from orchard.train.state import DIGEST, TrainState
-from orchard.train.step import DTYPES, VALUE, WEIGHT, Step, Taken, named_sums
+from orchard.train.step import DTYPES, VALUE, WEIGHT, Around, Step, Taken, named_sums
 from orchard.train.stopping import Stopping
 from orchard.train.watch import Watch
 from orchard.train.world import World
@@ -124,9 +124,11 @@ class Trainer(Configurable):
         with_objective: Objective | None = None,
         device: torch.device | str = "cpu",
         here: World | None = None,
+        around: Around = nullcontext,
     ) -> None:
         """`with_model`: one that is there already; `with_objective`: one that needs more than its config (such as a teacher);
-        `here`: this process among several (`with world() as here`), whose device it then is."""
+        `here`: this process among several (`with world() as here`), whose device it then is; `around`: entered around the passes
+        of every step, for what a step's micro-batches share."""
         self.config = cfg
         self.folder = Path(folder)
         self.here = here or World(device=torch.device(device))
@@ -169,6 +171,7 @@ class Trainer(Configurable):
             dtype=cfg.dtype,
             seed=cfg.seed,
             mesh=self.mesh if self.here.size > 1 else None,
+            around=around,
         )
         self.kept = Kept(self.folder)
 
@@ -273,9 +276,10 @@ class Trainer(Configurable):
         for name, source in self.held_out.items():
             source.begin(0)
             value = weight = 0.0
-            for _, batch in zip(range(self.config.held_out_batches), source, strict=False):
-                totals = self.step.totals(named_sums(self.step.loss(batch.to(self.device))))
-                value, weight = value + totals[VALUE], weight + totals[WEIGHT]
+            with self.step.around():
+                for _, batch in zip(range(self.config.held_out_batches), source, strict=False):
+                    totals = self.step.totals(named_sums(self.step.loss(batch.to(self.device))))
+                    value, weight = value + totals[VALUE], weight + totals[WEIGHT]
             points = self.watch.curves.setdefault(f"held out, {name}", [])
             points.append([self.done, value / weight if weight else None])
             if weight:

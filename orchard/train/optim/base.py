@@ -50,7 +50,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _settings(self, group: Group) -> dict[str, Any]:
         cfg = self.config
-        mine = {"lr": cfg.lr, "initial_lr": cfg.lr, "decay": cfg.decay if group.decay else 0.0, **self.settings(group)}
+        rate = cfg.lr * group.rate
+        mine = {"lr": rate, "initial_lr": rate, "decay": cfg.decay if group.decay else 0.0, **self.settings(group)}
         return {"params": group.parameters, "names": group.names, "matrix": group.matrix, **mine}
 
     @torch.no_grad()

@@ -30,10 +30,12 @@ class Group:
     decay: bool
     matrix: bool
     """Whether these are hidden matrices: two axes (or three, a stack of them), and neither the embedding nor the head."""
+    rate: float = 1.0
+    """A factor of the learning rate."""
 
 
 class Rules(Configurable):
-    """Splits named parameters by decay or not, and matrix or not. Those without gradients are left out."""
+    """Splits named parameters by decay or not, matrix or not, and rate. Those without gradients are left out."""
 
     @config
     class Config(BaseConfig):
@@ -41,23 +43,26 @@ class Rules(Configurable):
         """Patterns of names without decay; whatever has fewer than two axes has none either."""
         not_hidden: list[str] = field(default_factory=lambda: [*EMBEDDINGS, *HEADS])
         """Patterns of names that are no hidden matrices, whatever their shape."""
+        rates: dict[str, float] = field(default_factory=dict)
+        """Factors of the learning rate by pattern of names; the first that matches counts."""
 
     def __init__(self, cfg: Config) -> None:
         self.config = cfg
 
     def split(self, named: Named) -> list[Group]:
         """Groups in a fixed order, parameters in the order they came: states can be stored by number."""
-        found: dict[tuple[bool, bool], list[tuple[str, Tensor]]] = {}
+        found: dict[tuple[bool, bool, float], list[tuple[str, Tensor]]] = {}
         for name, parameter in named:
             if parameter.requires_grad:
                 flat = parameter.ndim < 2
                 decay = not flat and not _matches(name, self.config.no_decay)
                 matrix = parameter.ndim in (2, 3) and not _matches(name, self.config.not_hidden)
-                found.setdefault((matrix, decay), []).append((name, parameter))
+                rates = (rate for pattern, rate in self.config.rates.items() if _matches(name, [pattern]))
+                found.setdefault((matrix, decay, next(rates, 1.0)), []).append((name, parameter))
         if not found:
             raise UsageError("no parameter is trained", hint="set requires_grad on some, or add an adapter")
         return [
-            Group([name for name, _ in members], [parameter for _, parameter in members], decay=key[1], matrix=key[0])
+            Group([name for name, _ in members], [one for _, one in members], decay=key[1], matrix=key[0], rate=key[2])
             for key, members in sorted(found.items(), reverse=True)
         ]
 
