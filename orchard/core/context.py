@@ -6,7 +6,7 @@ Shapes: B sequences, T new tokens, S slots seen, H key/value heads, D head width
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,9 @@ class Context:
     causal: bool = False
     """Every row is one sequence from 0 on, without padding or stores, and the caller knows it: no mask has to be made."""
     upto: int | None = None
+    wanted: int | None = None
+    """Only the last so many tokens of each sequence are of interest to the caller: all others may be left out of what comes after
+    the last layer that keeps something (None: all are)."""
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
     collected: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -73,6 +76,10 @@ class Context:
             return cls(positions=places, causal=True)
         positions = valid.long().cumsum(-1) - 1
         return cls(positions=torch.where(valid, positions, -1))
+
+    def last(self, tokens: int) -> Context:
+        """The same step for its last tokens alone, after all of them have been stored."""
+        return replace(self, positions=self.positions[:, self.positions.shape[1] - tokens :], wanted=None, memo={})
 
     def append(self, layer: int, k: Tensor, v: Tensor, rotate: Rotate | None = None) -> KVView:
         """Hand a layer's new keys (not yet rotated) and values over; get back all it may look at. k, v: [B, H, T, D]."""

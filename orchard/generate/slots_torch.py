@@ -96,7 +96,7 @@ class TorchSlots:
             raise ValueError(f"slot {one.slot} is free")
         tokens = list(one.tokens)
         if one.prompt:
-            hidden = self._read(model, one.slot, tokens)
+            hidden = self._read(model, one.slot, tokens, one.wanted)
         else:
             hidden = torch.cat([self._read(model, one.slot, [token]) for token in tokens])
         if not one.wanted:
@@ -106,12 +106,12 @@ class TorchSlots:
         rows = [model.scores(row[None]).float().cpu().numpy() for row in hidden[-one.wanted :]]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _read(self, model: TorchModel, slot: int, tokens: list[int]) -> Tensor:
-        """What the head reads after each of these tokens: [T, dim]."""
+    def _read(self, model: TorchModel, slot: int, tokens: list[int], wanted: int | None = None) -> Tensor:
+        """What the head reads after each of these tokens, or at least after the last that are wanted: [T, dim]."""
         start, stop = self.lengths[slot], self.lengths[slot] + len(tokens)
         ids = torch.tensor([tokens], device=model.device)
         positions = torch.arange(start, stop, device=model.device)[None]
-        context = Context(positions=positions, cache=self._caches[slot], upto=_whole(stop))
+        context = Context(positions=positions, cache=self._caches[slot], upto=_whole(stop), wanted=wanted)
         hidden = model.hidden(ids, context)[0]
         self.lengths[slot] = stop
         return hidden

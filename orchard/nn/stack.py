@@ -82,9 +82,16 @@ class Stack(Configurable, nn.Module):
         super().__init__()
         self.config = cfg
         self.layers = nn.ModuleList(block.build() for block in cfg.layers)
+        self._keeps = max((layer for layer, block in enumerate(cfg.layers) if _own_store(block)), default=0)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        for layer in self.layers:
+        """[B, T, dim] → the same, or of the tokens that are wanted only where later layers keep nothing of their own."""
+        wanted = context.wanted if context.cache is not None else None
+        for place, layer in enumerate(self.layers):
+            if place == self._keeps + 1 and wanted is not None and wanted < x.shape[1]:
+                x, context = x[:, x.shape[1] - wanted :], context.last(wanted)
+                if not wanted:
+                    break
             x = layer(x, context)
         return x
 
@@ -114,6 +121,11 @@ def _stores_in_torch(layers: nn.ModuleList) -> dict[int, str]:
             for layer in group:
                 reasons.setdefault(layer, f"it shares a store with layer {first}: {reasons[first]}")
     return reasons
+
+
+def _own_store(block: Block.Config) -> bool:
+    """Whether a layer keeps something, as far as its config tells: all do but those that read another's store."""
+    return getattr(getattr(block.mixer, "store", None), "owner", None) is None
 
 
 def _norm(cfg: RMSNorm.Config | None) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile, ConfigError
+from orchard.nn.formats import Plain
 from orchard.nn.layer_norm import LayerNorm
 from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
 from orchard.nn.norm import RMSNorm
@@ -58,7 +59,9 @@ def tensor_names(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 def dense_tensor(module: nn.Module, attribute: str, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor behind a name from `tensor_names`, unpacked."""
     if isinstance(module, Weight) and attribute == "weight":
-        if "weight" in module.packed():
+        if isinstance(
+            module.format, Plain
+        ):  # others compute with what they make of their tensors, whatever those are called
             tensor: Tensor = module.packed()["weight"]
             return tensor if dtype is None else tensor.to(dtype)
         return module.dense(dtype or torch.float32)

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "orchard.nn.formats.int8:Int8": {"rows": {}, "groups": {"group": 8}},
     "orchard.nn.formats.int4:Int4": {"minimum": {"group": 8, "minimum": True}},
     "orchard.nn.formats.int2:Int2": {"groups": {"group": 8}},
+    "orchard.nn.formats.learned:Learned": {"four": {"bits": 4, "group": 8}},
     "orchard.nn.attention.scaling:Linear": {"linear": {"factor": 2.0}},
     "orchard.nn.attention.scaling:Ntk": {"ntk": {"factor": 2.0}},
     "orchard.nn.attention.scaling:Llama3": {"llama3": {"factor": 4.0, "original": 16}},

@@ -329,8 +329,12 @@ def check_many(level: int, store: twin.Store, q: Tensor, softcap: float, seen: t
     )
 
 
+MANY_CODECS = st.sampled_from(("bf16", "int8"))
+
+
 @each_many_level
 @given(
+    codec=MANY_CODECS,
     dim=st.sampled_from(DIMS),
     count=st.integers(1, 9),
     T=st.integers(1, 100),
@@ -343,6 +347,7 @@ def check_many(level: int, store: twin.Store, q: Tensor, softcap: float, seen: t
 )
 def test_many_over_a_plain_range(
     level: int,
+    codec: str,
     dim: int,
     count: int,
     T: int,
@@ -355,13 +360,14 @@ def test_many_over_a_plain_range(
 ) -> None:
     """T queries after `before` positions of earlier chunks; slot = position."""
     last = before + T
-    store = filled("bf16", 2, dim, -(-(last + 9) // 32) * 32, last + 9, dim + T)  # old data lies past the end
+    store = filled(codec, 2, dim, -(-(last + 9) // 32) * 32, last + 9, dim + T)  # old data lies past the end
     seen = twin.Seen(min(first, before), last, before, None, window, keep, sinks)
     check_many(level, store, queries(T, T, count, dim), softcap, seen)
 
 
 @each_many_level
 @given(
+    codec=MANY_CODECS,
     dim=st.sampled_from((16, 64, 80)),
     count=st.integers(1, 4),
     T=st.integers(1, 60),
@@ -372,19 +378,20 @@ def test_many_over_a_plain_range(
     sinks=st.integers(0, 5),
 )
 def test_many_over_a_ring(
-    level: int, dim: int, count: int, T: int, blocks: int, before: int, window: int, keep: int, sinks: int
+    level: int, codec: str, dim: int, count: int, T: int, blocks: int, before: int, window: int, keep: int, sinks: int
 ) -> None:
-    store = filled("bf16", 2, dim, 32 * blocks, 32 * blocks, before)
+    store = filled(codec, 2, dim, 32 * blocks, 32 * blocks, before)
     positions = ring(store.capacity, before + T, sinks)
     seen = twin.Seen(0, store.capacity, before, positions, window, keep, sinks)
     check_many(level, store, queries(T, T, count, dim), 0.0, seen)
 
 
 @each_many_level
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
 @pytest.mark.parametrize("where", ["outside", "later"])
-def test_many_does_not_let_masked_slots_leak(level: int, where: str) -> None:
+def test_many_does_not_let_masked_slots_leak(level: int, where: str, codec: str) -> None:
     """What is no number is kept from those who do not see it, be it past the end or in the run's own later tokens."""
-    store, q = filled("bf16", 2, 64, 128, 128, 0), queries(0, 70, 3, 64)
+    store, q = filled(codec, 2, 64, 128, 128, 0), queries(0, 70, 3, 64)
     bad = torch.arange(100, 128) if where == "outside" else torch.arange(80, 128)
     good, seen, blessed = overwritten(store, bad, 0, 0), twin.Seen(0, 100, 30), 70 if where == "outside" else 50
     wanted = twin.many(good, 0, q, 0.125, 0.0, seen)[:blessed]

@@ -12,9 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchard.ops.kernels import linear_twin, packing
+from orchard.ops.kernels.blocks import pack_blocks
 from orchard.ops.kernels.native import library, why_not
+from orchard.ops.plan.steps import KINDS
 
-KINDS = ("f32", "bf16", "q8", "q4", "q2")
+PLAIN = (*packing.PLAIN, "blocks")
+"""Kinds that are multiplied with activations as they are."""
+DIGITS = (*packing.BITS, *packing.PALETTES)
+"""Kinds that are multiplied with activations in two digits."""
 ENGINE = library()
 pytestmark = pytest.mark.skipif(ENGINE is None, reason=why_not())
 LEVELS = [0] if ENGINE is None else list(range(ENGINE.orchard_cpu_level() + 1))
@@ -37,13 +42,22 @@ class Packed:
         return torch.from_numpy(packing.values(self.data, self.kind, self.rows, self.cols, self.group, self.minimum))
 
     @property
+    def values_by_digits(self) -> torch.Tensor:
+        """What dot products with digits make of it: entries of palettes are rounded to 16 bits."""
+        if self.kind not in packing.PALETTES:
+            return self.values
+        codes, tables = packing.unpack_palette(self.data, self.rows, self.cols, bits=packing.PALETTES[self.kind])
+        rounded = linear_twin.whole_tables(torch.from_numpy(tables))
+        return rounded[torch.arange(self.rows)[:, None] // packing.PALETTE_ROWS, torch.from_numpy(codes).long()]
+
+    @property
     def plain_arguments(self) -> list[object]:
-        return [KINDS.index(self.kind), self.rows, self.cols, pointer(self.data)]
+        return [KINDS.index(self.kind), self.group, self.rows, self.cols, pointer(self.data)]
 
     @property
     def arguments(self) -> list[object]:
-        kind, rows, cols, data = self.plain_arguments
-        return [kind, self.group, int(self.minimum), rows, cols, data]
+        kind, group, rows, cols, data = self.plain_arguments
+        return [kind, group, int(self.minimum), rows, cols, data]
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -58,10 +72,26 @@ def aligned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 
 def packed_matrix(random: np.random.Generator, kind: str, rows: int, cols: int, group: int, minimum: bool) -> Packed:
-    if kind in ("f32", "bf16"):
+    if kind == "blocks":
+        blocks = random.integers(0, 256, (-(-rows // 6), -(-cols // 6), 16), dtype=np.uint8)  # any bytes, but for ...
+        blocks[..., 0] = blocks[..., 0] & 0xC0 | random.integers(
+            0, 63, blocks.shape[:2]
+        )  # ... the scale that is no number
+        data = pack_blocks(blocks, rows, cols)
+        return Packed(kind, rows, cols, packing.BLOCKS_GROUP, False, data)
+    if kind in PLAIN:
         return Packed(
             kind, rows, cols, 1, False, packing.pack_plain(random.normal(size=(rows, cols)).astype(np.float32), kind)
         )
+    if kind in packing.PALETTES:
+        bits = packing.PALETTES[kind]
+        codes = random.integers(0, 2**bits, (rows, cols), dtype=np.uint8)
+        tables = random.normal(size=(-(-rows // packing.PALETTE_ROWS), 2**bits)) * random.choice([1e-6, 1, 1e3])
+        tables[:, 0] *= random.choice([0, 1e-3, 1, 9])  # small entries beside large ones
+        if random.random() < 0.3:
+            tables[:] = tables.flat[0] or 1.0  # the largest products there can be
+        data = packing.pack_palette(codes, tables.astype(np.float16), bits=bits)
+        return Packed(kind, rows, cols, packing.PALETTE_GROUP, False, data)
     codes = random.integers(0, 2 ** packing.BITS[kind], (rows, cols), dtype=np.uint8)
     if random.random() < 0.3:
         codes[:] = 2 ** packing.BITS[kind] - 1  # the largest products there can be
@@ -118,7 +148,8 @@ def test_levels_have_names() -> None:
 def test_sizes_agree(size: tuple[int, int], kind: str, group: int, minimum: bool) -> None:
     assert ENGINE is not None
     ENGINE.orchard_linear_bytes.restype = ctypes.c_int64
-    group, minimum = (group, minimum) if kind in packing.BITS else (1, False)
+    if kind not in packing.BITS:
+        group, minimum = {"blocks": packing.BLOCKS_GROUP, "p4": 32, "p2": 32}.get(kind, 1), False
     wanted = packing.matrix_bytes(kind, *size, group, minimum)
     assert ENGINE.orchard_linear_bytes(KINDS.index(kind), group, int(minimum), *size) == wanted
 
@@ -159,7 +190,7 @@ def test_what_is_not_finite_shows(level: int, fault: float) -> None:
 
 
 @pytest.mark.parametrize("level", LINEAR_LEVELS)
-@pytest.mark.parametrize("kind", ["q8", "q4", "q2"])
+@pytest.mark.parametrize("kind", DIGITS)
 @settings(max_examples=60, deadline=None)
 @given(seeds, sizes, groups_of, st.booleans(), st.integers(1, 8), st.booleans(), st.data())
 def test_linear_q(
@@ -176,6 +207,7 @@ def test_linear_q(
     assert ENGINE is not None
     random = np.random.default_rng(seed)
     weight = packed_matrix(random, kind, *size, group, minimum)
+    group, minimum = weight.group, weight.minimum
     rows, cols = size
     first = data.draw(st.integers(0, (rows - 1) // 32))
     last = data.draw(st.integers(first, -(-rows // 32)))
@@ -187,17 +219,18 @@ def test_linear_q(
     ENGINE.orchard_linear_q(level, *weight.arguments, first, last, *pointers, T, pointer(y), rows + 3, int(add))
     twin = linear_twin.quantise(torch.from_numpy(x), group)
     here = slice(first * 32, min(last * 32, rows))
-    wanted = linear_twin.linear_q(twin, weight.values[here])
+    values = weight.values_by_digits[here]
+    wanted = linear_twin.linear_q(twin, values)
     # The zero point and the minimum are taken off separately, so their size counts too.
-    shift = packing.zero_code(kind, minimum) * 0.1 + (3 if minimum else 0)
-    terms = linear_twin.magnitude(torch.from_numpy(x), weight.values[here].abs() + shift)
+    shift = packing.zero_code(kind, minimum) * 0.1 + (3 if minimum else 0) if kind in packing.BITS else 0.0
+    terms = linear_twin.magnitude(torch.from_numpy(x), values.abs() + shift)
     close(y[:, here], wanted + (PAST if add else 0), terms + PAST * add, 1e-6)
     y[:, here] = PAST
     assert (y == PAST).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["q8", "q4", "q2"])
+@pytest.mark.parametrize("kind", DIGITS)
 @settings(max_examples=25, deadline=None)
 @given(seeds, sizes, groups_of, st.booleans(), st.integers(1, 64), st.booleans())
 def test_a_row_gets_the_same_bits_alone_and_among_others(
@@ -207,7 +240,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(
     most = ENGINE.orchard_linear_most(level)
     random = np.random.default_rng(seed)
     weight = packed_matrix(random, kind, *size, group, minimum)
-    digits, scale, sums = quantised_rows(level, random.normal(size=(T, size[1])).astype(np.float32), group)
+    digits, scale, sums = quantised_rows(level, random.normal(size=(T, size[1])).astype(np.float32), weight.group)
     together, alone = np.full((2, T, size[0]), PAST, np.float32)
 
     def multiply(at: int, count: int, y: np.ndarray) -> None:
@@ -223,7 +256,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(
 
 
 @pytest.mark.parametrize("level", LINEAR_LEVELS)
-@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", PLAIN)
 @settings(max_examples=40, deadline=None)
 @given(seeds, sizes, st.integers(1, 8), st.booleans(), st.data())
 def test_linear_f(
@@ -247,6 +280,22 @@ def test_linear_f(
     close(y[:, here], linear_twin.linear_f(exact, weight.values[here]) + (PAST if add else 0), terms + PAST * add, 2e-6)
     y[:, here] = PAST
     assert (y == PAST).all()
+
+
+@pytest.mark.parametrize("level", LINEAR_LEVELS)
+@pytest.mark.parametrize("kind", PLAIN)
+@settings(max_examples=15, deadline=None)
+@given(seeds, sizes, st.integers(2, 8))
+def test_plain_rows_get_the_same_bits_too(level: int, kind: str, seed: int, size: tuple[int, int], T: int) -> None:
+    assert ENGINE is not None
+    random = np.random.default_rng(seed)
+    weight, x = packed_matrix(random, kind, *size, 1, False), random.normal(size=(T, size[1])).astype(np.float32)
+    together, alone = np.full((2, T, size[0]), PAST, np.float32)
+    blocks = -(-size[0] // 32)
+    for at, count, y in [(0, T, together), *((t, 1, alone) for t in range(T))]:
+        given = [0, blocks, pointer(x[at:]), size[1], count, pointer(y[at:]), size[0], 0]
+        ENGINE.orchard_linear_f(level, *weight.plain_arguments, *given)
+    assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize("level", LINEAR_LEVELS)

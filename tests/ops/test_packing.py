@@ -83,6 +83,39 @@ def test_values(shape: tuple[int, int, int], kind: str, minimum: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@given(shapes, st.sampled_from([4, 2]))
+def test_palettes_come_back_and_lie_where_the_layout_says(shape: tuple[int, int, int], bits: int) -> None:
+    seed, rows, cols = shape
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 2**bits, (rows, cols), dtype=np.uint8)
+    tables = random.integers(0, 2**16, (-(-rows // 16), 2**bits), dtype=np.uint16).view(np.float16)
+    data = packing.pack_palette(codes, tables, bits=bits)
+    assert data.ctypes.data % 64 == 0 and data.size == packing.matrix_bytes(f"p{bits}", rows, cols, 32)
+    again, tables_again = packing.unpack_palette(data, rows, cols, bits=bits)
+    assert np.array_equal(again, codes) and np.array_equal(tables_again.view(np.uint16), tables.view(np.uint16))
+    values = packing.values(data, f"p{bits}", rows, cols, 32)
+    raw, block_bytes, per_chunk = data.tobytes(), 64 + -(-cols // 32) * 32 * 32 * bits // 8, 4 * (8 // bits)
+    for r, c in zip(random.integers(0, rows, 20), random.integers(0, cols, 20), strict=True):
+        start, lane = r // 32 * block_bytes, r % 32
+        byte = raw[start + 64 + c // per_chunk * 128 + lane // 16 * 64 + lane % 16 * 4 + c % 4]
+        code = byte >> (c % per_chunk // 4 * bits) & (2**bits - 1)
+        assert code == codes[r, c]
+        entry = raw[start + lane // 16 * 32 + 2 * code : start + lane // 16 * 32 + 2 * code + 2]
+        assert entry == tables[r // 16, code].tobytes()
+        assert np.array_equal(values[r, c], np.frombuffer(entry, np.float16)[0].astype(np.float32), equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes)
+def test_halves_come_back(shape: tuple[int, int, int]) -> None:
+    seed, rows, cols = shape
+    short = np.random.default_rng(seed).integers(0, 2**16, (rows, cols), dtype=np.uint16).view(np.float16)
+    packed = packing.pack_plain(short.astype(np.float32), "f16")
+    assert packed.size == packing.matrix_bytes("f16", rows, cols)
+    assert np.array_equal(packing.unpack_plain(packed, "f16", rows, cols), short.astype(np.float32), equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
 @given(shapes)
 def test_plain_weights_come_back(shape: tuple[int, int, int]) -> None:
     seed, rows, cols = shape
@@ -131,6 +164,15 @@ def test_wrong_input_is_refused() -> None:
         packing.pack_codes(codes, scales, None, bits=4, group=24)
     with pytest.raises(UsageError, match="3 bits"):
         packing.pack_codes(codes, scales, None, bits=3, group=32)
+    tables = np.zeros((3, 16), np.float16)
+    with pytest.raises(UsageError, match="tables are 2 × 16, not 3 × 16"):
+        packing.pack_palette(codes, tables[:2], bits=4)
+    with pytest.raises(UsageError, match="needs more than 2 bits"):
+        packing.pack_palette(codes, tables[:, :4], bits=2)
+    with pytest.raises(UsageError, match="palettes of 8 bits"):
+        packing.pack_palette(codes, tables, bits=8)
+    with pytest.raises(UsageError, match="groups of 64"):
+        packing.matrix_bytes("p4", 40, 64, 64)
     with pytest.raises(UsageError, match="nothing to pack"):
         packing.matrix_bytes("f32", 0, 5)
     with pytest.raises(UsageError, match="float64"):

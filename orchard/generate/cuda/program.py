@@ -15,7 +15,7 @@ from torch import Tensor
 
 from orchard.core.errors import UnsupportedPair
 from orchard.ops.kernels.triton.rows import Heads, Pages, Rows, turns_of
-from orchard.ops.kernels.triton.weights import Weight, alike, bring, joined
+from orchard.ops.kernels.triton.weights import Weight, alike, bring, joined, widened
 from orchard.ops.plan import steps
 
 SIDE_BY_SIDE = 3
@@ -149,6 +149,11 @@ class Program:
         return parts
 
     def _product(self, step: steps.Linear, outputs: list[steps.Output]) -> Op:
+        for output in outputs:
+            if output.begin is not None and output.width is not None:
+                name = output.matrix.tensor
+                part = widened(output.matrix, self.plan.tensors[name], output.begin, output.width, self.device)
+                self.weights.setdefault(name, part)
         weight = self.together([output.matrix for output in outputs])
         bias = self.biases([(output.bias, output.matrix.rows) for output in outputs])
         norm, add, places = self.norm(step.norm), outputs[0].add, [output.to for output in outputs]
@@ -314,7 +319,7 @@ def _buffer_kinds(plan: steps.Plan, device: torch.device) -> list[torch.dtype]:
 def _uses(step: steps.Step) -> list[tuple[int, bool]]:
     """Every buffer that a step touches, and whether bfloat16 would do for it there."""
     if isinstance(step, steps.Linear):
-        rounds = step.norm is None and all(output.matrix.kind != "f32" for output in step.outputs)
+        rounds = step.norm is None and all(output.matrix.kind not in ("f32", "f16") for output in step.outputs)
         return [(step.src, rounds), *((output.to, False) for output in step.outputs)]
     if isinstance(step, steps.Gated):
         return [(step.src, False), (step.to, True)]

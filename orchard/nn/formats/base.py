@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from orchard.core.errors import ConfigError, OrchardError
 from orchard.nn.formats.through import through
@@ -115,6 +116,16 @@ class Format(ABC):
     def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         """The dense weight."""
 
+    def rows(self, packed: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Some rows of a weight [out, in], as an embedding looks them up: dense [..., in] for ids [...]. Formats whose
+        parts do not begin with a dimension of rows have one of their own."""
+        # Not `part[ids]`: the gradient of looking up is many times faster than that of an index.
+        looked_up = {
+            name: functional.embedding(ids, part) if part.dim() == 2 and part.is_floating_point() else part[ids]
+            for name, part in packed.items()
+        }
+        return self.unpack(looked_up, dtype)
+
     @abstractmethod
     def fake(self, weight: Tensor) -> Tensor:
         """`unpack(pack(weight))` with gradients straight through, for training."""
@@ -199,7 +210,8 @@ class GroupedFormat(Format):
         return Grouped(codes, exact_half(packed["scales"]), minima, self.bits, self.group(shape[-1]))
 
     def native(self, packed: Packed, shape: tuple[int, ...]) -> NativeWeight:
-        return native_codes(self.grouped(packed, shape))
+        grouped = self.grouped(packed, shape)
+        return native_codes(cut_rows(grouped, shape[-1]) if self.config.group is None else grouped)
 
     def _asked_group(self, width: int) -> int:
         return width if self.config.group is None else int(self.config.group)
@@ -224,6 +236,23 @@ def exact_half(scales: Tensor) -> Tensor:
     if not torch.equal(half.to(scales.dtype), scales):
         raise NotLowered("its scales are no half-precision numbers", hint="pack it with half-precision scales")
     return half
+
+
+# What counts -----------------------------------------------------------------------------------------------------------
+
+
+def counted(importance: Tensor, weight: Tensor) -> Tensor:
+    """How much the square of each value's error counts, in the weight's shape; zeros are allowed, nonsense is refused."""
+    try:
+        counts = importance.detach().to(weight.device, torch.float32).expand(weight.shape)
+    except RuntimeError:
+        shapes = f"{tuple(importance.shape)} for a weight of shape {tuple(weight.shape)}"
+        raise ConfigError(f"an importance of shape {shapes}", hint="give a shape that broadcasts to it") from None
+    if not (counts.isfinite() & (counts >= 0)).all():
+        raise ConfigError(
+            "an importance is negative or not finite", hint="look for not-a-number in what it was made of"
+        )
+    return counts
 
 
 # Several codes in a byte ----------------------------------------------------------------------------------------------
@@ -284,6 +313,18 @@ def _best_scales(values: Tensor, zero: float, bits: int, cuts: tuple[float, ...]
 
 
 # The native engine's layout -------------------------------------------------------------------------------------------
+
+
+def cut_rows(grouped: Grouped, width: int) -> Grouped:
+    """The same values with one scale a row said once for each of the engine's groups. The engine quantises activations by
+    group, and a group as long as a row would cost accuracy."""
+    if width % NATIVE_GROUP:
+        raise NotLowered(f"rows of {width} are no multiple of {NATIVE_GROUP}")
+    # Beside few bits a scale weighs much: longer groups, as the formats of few bits have anyway.
+    size = 2 * NATIVE_GROUP if grouped.bits < 8 and width % (2 * NATIVE_GROUP) == 0 else NATIVE_GROUP
+    scales = grouped.scales.repeat_interleave(width // size, -1)
+    minima = None if grouped.minima is None else grouped.minima.repeat_interleave(width // size, -1)
+    return replace(grouped, scales=scales, minima=minima, group=size)
 
 
 def native_codes(grouped: Grouped) -> NativeWeight:

@@ -26,7 +26,8 @@ class Int4(Configurable, GroupedFormat):
 
     @config
     class Config(BaseConfig):
-        group: int = 64
+        group: int | None = 64
+        """None: one scale a row."""
         minimum: bool = False
 
     def __init__(self, cfg: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -10,17 +9,13 @@ from torch import Tensor
 
 from orchard.core.config import BaseConfig, Configurable, config
 from orchard.nn.formats.base import (
-    NATIVE_GROUP,
     Grouped,
     GroupedFormat,
-    NativeWeight,
-    NotLowered,
     Packed,
     PackedPart,
     as_half,
     exact_half,
     finite_or_nan,
-    native_codes,
 )
 
 _SIGN = 0x80
@@ -69,17 +64,6 @@ class Int8(Configurable, GroupedFormat):
     def grouped(self, packed: Packed, shape: tuple[int, ...]) -> Grouped:
         codes = packed["codes"].view(torch.uint8) ^ _SIGN
         return Grouped(codes, exact_half(packed["scales"]), None, self.bits, self.group(shape[-1]))
-
-    def native(self, packed: Packed, shape: tuple[int, ...]) -> NativeWeight:
-        grouped = self.grouped(packed, shape)
-        if self.config.group is None:
-            # One scale a row would make one group of the whole row; the engine quantises activations by group, and a group
-            # as long as a row would cost accuracy.
-            if shape[-1] % NATIVE_GROUP:
-                raise NotLowered(f"rows of {shape[-1]} are no multiple of {NATIVE_GROUP}")
-            scales = grouped.scales.repeat_interleave(shape[-1] // NATIVE_GROUP, -1)
-            grouped = replace(grouped, scales=scales, group=NATIVE_GROUP)
-        return native_codes(grouped)
 
     @property
     def _scale_dtype(self) -> torch.dtype:

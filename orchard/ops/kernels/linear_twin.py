@@ -54,6 +54,16 @@ def linear_q(x: Quantised, weight: torch.Tensor) -> torch.Tensor:
     return x.values()[:, : weight.shape[1]] @ weight.double().T
 
 
+def whole_tables(tables: torch.Tensor) -> torch.Tensor:
+    """Palettes [..., entries] as dot products with digits read them: multiples of a unit of their own, in float32. The unit is
+    2^-14 of the power of two that is not above the largest entry, so that whole numbers of 16 bits hold all of them."""
+    values = tables.float()
+    most = values.abs().amax(-1, keepdim=True)
+    _, exponent = torch.frexp(most)  # most = m · 2^exponent with m from 0.5 to below 1
+    unit = torch.where(most > 0, torch.ldexp(torch.ones_like(most), exponent - 15), 1.0)
+    return (values / unit).round() * unit
+
+
 def linear_f(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """float32 rows times weights [out, columns] → float64 [rows, out]."""
     return x.double() @ weight.double().T

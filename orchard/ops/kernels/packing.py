@@ -15,8 +15,21 @@ from orchard.core.errors import BadFile, UsageError
 BLOCK = 32
 """Rows that lie side by side."""
 BITS = {"q8": 8, "q4": 4, "q2": 2}
+PALETTES = {"p4": 4, "p2": 2}
+"""Kinds whose codes look values up in a table, and their bits."""
+PALETTE_ROWS = 16
+"""Rows that share a table."""
+PALETTE_GROUP = 32
+"""Columns of activations that are rounded together before they meet a palette."""
+BLOCKS_GROUP = 48
+"""Columns of 6×6 blocks that lie together (see `blocks`)."""
+PLAIN = {"f32": 4, "bf16": 2, "f16": 2}
+"""Kinds that keep every number by itself, and the bytes of one."""
 _ZEROS = {"q8": 128.0, "q4": 8.0, "q2": 1.5}
+KINDS = (*PLAIN, *BITS, *PALETTES, "blocks")
 _ALIGNMENT = 64
+_TABLES = 64
+"""Bytes of a block's two tables."""
 _AT_A_TIME = 1 << 22
 """Weights that are moved at a time: large enough for numpy to be fast, small enough for the cache of a processor."""
 
@@ -36,9 +49,19 @@ def matrix_bytes(kind: str, rows: int, cols: int, group: int = 1, minimum: bool 
     if kind in BITS:
         _check_group(group)
         return blocks * -(-cols // group) * _group_bytes(BITS[kind], group, minimum)
-    if kind not in ("f32", "bf16"):
-        raise UsageError(f"no packed weights are called {kind!r}", hint="use f32, bf16, q8, q4 or q2")
-    return blocks * BLOCK * (cols * 4 if kind == "f32" else -(-cols // 2) * 4)
+    if kind in PALETTES:
+        if group != PALETTE_GROUP or minimum:
+            raise UsageError(f"palettes in groups of {group}", hint=f"their group is {PALETTE_GROUP}, without minima")
+        return blocks * (_TABLES + BLOCK * -(-cols // PALETTE_GROUP) * PALETTE_GROUP * PALETTES[kind] // 8)
+    if kind == "blocks":
+        if group != BLOCKS_GROUP or minimum:
+            raise UsageError(f"blocks in groups of {group}", hint=f"their group is {BLOCKS_GROUP}, without minima")
+        return blocks * -(-cols // BLOCKS_GROUP) * (64 + BLOCK * BLOCKS_GROUP // 2)
+    if kind not in PLAIN:
+        raise UsageError(f"no packed weights are called {kind!r}", hint="use one of " + ", ".join(KINDS))
+    if kind == "f16":
+        return 2 * cols * _half_rows(rows)
+    return blocks * BLOCK * PLAIN[kind] * (-(-cols // 2) * 2 if kind == "bf16" else cols)
 
 
 def pack_codes(
@@ -55,18 +78,15 @@ def pack_codes(
                 f"{name} are {table.shape[0]} × {table.shape[1]}, not {rows} × {groups}",
                 hint=f"give one for every {group} columns of every row",
             )
-    out = _room(size)
+    out = room(size)
     header = _header(minima is not None)
     table_of_groups = out.reshape(-(-rows // BLOCK), groups, -1)
     for first, last, row, until in _pieces(rows, groups * group):
         piece = codes[row:until]
         if bits < 8 and piece.max() >> bits:
             raise UsageError(f"a code of {piece.max()} needs more than {bits} bits", hint=f"codes end at {2**bits - 1}")
-        words = _padded(piece, (last - first) * BLOCK, groups * group).view(np.uint32)
-        words = words.reshape(last - first, BLOCK, groups, group * bits // 32, 8 // bits)
-        joined = words[..., 0]
-        for j in range(1, 8 // bits):  # codes are smaller than 2**bits, so nothing crosses from one byte to the next
-            joined = joined | words[..., j] << np.uint32(j * bits)
+        joined = _joined(_padded(piece, (last - first) * BLOCK, groups * group), bits)
+        joined = joined.reshape(last - first, BLOCK, groups, group * bits // 32)
         to = table_of_groups[first:last]
         to[:, :, header:] = joined.transpose(0, 2, 3, 1).reshape(last - first, groups, -1).view(np.uint8)
         to[:, :, :64] = _side_by_side(scales[row:until], last - first)
@@ -94,14 +114,56 @@ def unpack_codes(
     return codes, scales, minima
 
 
+def pack_palette(codes: np.ndarray, tables: np.ndarray, *, bits: int) -> np.ndarray:
+    """uint8 codes [rows, cols] and float16 tables [a sixteenth of the rows, 2**bits] → packed bytes."""
+    kind = f"p{bits}"
+    if kind not in PALETTES:
+        raise UsageError(f"palettes of {bits} bits have no packed form", hint="use 4 or 2 bits")
+    rows, cols = _shape(codes, np.uint8, "codes")
+    wanted = (-(-rows // PALETTE_ROWS), 2**bits)
+    if _shape(tables, np.float16, "tables") != wanted:
+        raise UsageError(
+            f"tables are {tables.shape[0]} × {tables.shape[1]}, not {wanted[0]} × {wanted[1]}",
+            hint=f"give one for every {PALETTE_ROWS} rows",
+        )
+    if codes.max() >> bits:
+        raise UsageError(f"a code of {codes.max()} needs more than {bits} bits", hint=f"codes end at {2**bits - 1}")
+    columns = -(-cols // PALETTE_GROUP) * PALETTE_GROUP
+    out = room(matrix_bytes(kind, rows, cols, PALETTE_GROUP))
+    blocks = out.reshape(-(-rows // BLOCK), -1)
+    both = np.zeros((len(blocks), 2, _TABLES // 4), np.float16)
+    both.reshape(-1, _TABLES // 4)[: len(tables), : 2**bits] = tables
+    blocks[:, :_TABLES] = both.reshape(len(blocks), -1).view(np.uint8)
+    for first, last, row, until in _pieces(rows, columns):
+        joined = _joined(_padded(codes[row:until], (last - first) * BLOCK, columns), bits)  # [rows, words]
+        joined = joined.reshape(last - first, BLOCK, -1).transpose(0, 2, 1)
+        blocks[first:last, _TABLES:] = np.ascontiguousarray(joined).view(np.uint8).reshape(last - first, -1)
+    return out
+
+
+def unpack_palette(data: np.ndarray, rows: int, cols: int, *, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and tables again, exactly as they were packed."""
+    blocks = _checked(data, f"p{bits}", rows, cols, PALETTE_GROUP, False).reshape(-(-rows // BLOCK), -1)
+    tables = np.ascontiguousarray(blocks[:, :_TABLES]).view(np.float16).reshape(-1, _TABLES // 4)
+    codes = np.empty((rows, cols), np.uint8)
+    for first, last, row, until in _pieces(rows, cols):
+        part = blocks[first:last, None, _TABLES:]
+        codes[row:until] = _apart(part, bits)[: until - row, :cols]
+    return codes, np.ascontiguousarray(tables[: -(-rows // PALETTE_ROWS), : 2**bits])
+
+
 def pack_plain(weight: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [rows, cols], or the bits of bfloat16 as uint16, → packed "f32" or "bf16" (rounded to nearest even)."""
+    """float32 [rows, cols], or the bits of bfloat16 as uint16, → packed "f32", "bf16" or "f16" (rounded to nearest even)."""
     if weight.dtype != np.uint16:
         _shape(weight, np.float32, "weights")
     rows, cols = _shape(weight, weight.dtype.type, "weights")
     size = matrix_bytes(_plain(kind), rows, cols)
-    out = _room(size)
-    columns = cols if kind == "f32" else -(-cols // 2) * 2
+    out = room(size)
+    if kind == "f16":
+        with np.errstate(over="ignore"):
+            _put_halves(out, (weight if weight.dtype == np.float32 else from_bfloat(weight)).astype(np.float16))
+        return out
+    columns = -(-cols // 2) * 2 if kind == "bf16" else cols
     for first, last, row, until in _pieces(rows, columns):
         piece = weight[row:until]
         if kind == "f32":
@@ -116,8 +178,14 @@ def pack_plain(weight: np.ndarray, kind: str) -> np.ndarray:
 
 
 def unpack_plain(data: np.ndarray, kind: str, rows: int, cols: int) -> np.ndarray:
-    """float32 [rows, cols] again; exact for both kinds."""
+    """float32 [rows, cols] again; exact for all of these kinds."""
     data = _checked(data, _plain(kind), rows, cols, 1, False)
+    if kind == "f16":
+        whole = _half_rows(rows) // BLOCK * BLOCK
+        halves = data.view(np.float16)
+        parts = (halves[: whole * cols].reshape(-1, cols, BLOCK), halves[whole * cols :].reshape(-1, cols, BLOCK // 2))
+        side_by_side = [part.transpose(0, 2, 1).reshape(-1, cols) for part in parts]
+        return np.concatenate(side_by_side)[:rows].astype(np.float32)
     out = np.empty((rows, cols), np.float32)
     width = cols if kind == "f32" else -(-cols // 2)
     words = data.view(np.uint32).reshape(-1, width, BLOCK)
@@ -128,7 +196,17 @@ def unpack_plain(data: np.ndarray, kind: str, rows: int, cols: int) -> np.ndarra
 
 
 def values(data: np.ndarray, kind: str, rows: int, cols: int, group: int = 1, minimum: bool = False) -> np.ndarray:
-    """What a packed matrix stands for, as float32 [rows, cols]: scale · (code - zero) + minimum."""
+    """What a packed matrix stands for, as float32 [rows, cols]: scale · (code - zero) + minimum, or the code's entry."""
+    if kind in PALETTES:
+        codes, tables = unpack_palette(
+            _checked(data, kind, rows, cols, group, minimum), rows, cols, bits=PALETTES[kind]
+        )
+        of_row = np.arange(rows)[:, None] // PALETTE_ROWS
+        return tables.astype(np.float32)[of_row, codes]
+    if kind == "blocks":
+        from orchard.ops.kernels.blocks import block_values
+
+        return block_values(_checked(data, kind, rows, cols, group, minimum), rows, cols)
     if kind not in BITS:
         return unpack_plain(data, kind, rows, cols)
     data = _checked(data, kind, rows, cols, group, minimum)
@@ -160,7 +238,22 @@ def from_bfloat(short: np.ndarray) -> np.ndarray:
     return (short.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _room(size: int) -> np.ndarray:
+def _half_rows(rows: int) -> int:
+    """Rows that there is room for in `f16`: a last block of up to 16 rows has 16."""
+    return -(-rows // (BLOCK // 2)) * (BLOCK // 2)
+
+
+def _put_halves(out: np.ndarray, values: np.ndarray) -> None:
+    rows, cols = _half_rows(len(values)), values.shape[1]
+    whole = rows // BLOCK * BLOCK
+    padded, to = _padded(values, rows, cols), out.view(np.float16)
+    to[: whole * cols].reshape(-1, cols, BLOCK)[:] = padded[:whole].reshape(-1, BLOCK, cols).transpose(0, 2, 1)
+    to[whole * cols :].reshape(-1, cols, BLOCK // 2)[:] = (
+        padded[whole:].reshape(-1, BLOCK // 2, cols).transpose(0, 2, 1)
+    )
+
+
+def room(size: int) -> np.ndarray:
     """Bytes that begin on a boundary the kernels can load from; not zeroed."""
     room = np.empty(size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
@@ -204,16 +297,30 @@ def _rows_again(part: np.ndarray) -> np.ndarray:
     return table.transpose(0, 2, 1).reshape(-1, part.shape[1])
 
 
+def _joined(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [rows, columns] → words of four bytes [rows, columns · bits / 32], in which codes of one chunk share bytes."""
+    words = codes.view(np.uint32).reshape(len(codes), -1, 8 // bits)
+    joined = words[..., 0]
+    for j in range(1, 8 // bits):  # codes are smaller than 2**bits, so nothing crosses from one byte to the next
+        joined = joined | words[..., j] << np.uint32(j * bits)
+    return joined
+
+
 def _codes_of(part: np.ndarray, bits: int, group: int, minimum: bool) -> np.ndarray:
     """Bytes [blocks, groups, ...] → codes [rows, columns], padding included."""
+    return _apart(part[:, :, _header(minimum) :], bits)
+
+
+def _apart(part: np.ndarray, bits: int) -> np.ndarray:
+    """Bytes of codes [blocks, groups, ...] → codes [rows, columns], padding included."""
     blocks, groups = part.shape[:2]
-    words = np.ascontiguousarray(part[:, :, _header(minimum) :]).view(np.uint32)
-    words = np.ascontiguousarray(words.reshape(blocks, groups, group * bits // 32, BLOCK).transpose(0, 3, 1, 2))
+    words = np.ascontiguousarray(part).view(np.uint32)
+    words = np.ascontiguousarray(words.reshape(blocks, groups, -1, BLOCK).transpose(0, 3, 1, 2))
     codes = np.empty((*words.shape, 8 // bits), np.uint32)
     mask = np.uint32((2**bits - 1) * 0x01010101)
     for j in range(8 // bits):
         np.bitwise_and(words >> np.uint32(j * bits), mask, out=codes[..., j])
-    return codes.view(np.uint8).reshape(blocks * BLOCK, groups * group)
+    return codes.view(np.uint8).reshape(blocks * BLOCK, -1)
 
 
 def _kind_of(bits: int) -> str:
@@ -224,8 +331,8 @@ def _kind_of(bits: int) -> str:
 
 
 def _plain(kind: str) -> str:
-    if kind not in ("f32", "bf16"):
-        raise UsageError(f"{kind!r} is not a plain kind of weights", hint="use f32 or bf16, or pack_codes")
+    if kind not in PLAIN:
+        raise UsageError(f"{kind!r} is not a plain kind of weights", hint="use f32, bf16 or f16, or pack_codes")
     return kind
 
 

@@ -8,7 +8,7 @@ Tensors are named after the module they come from, so that a plan and its file c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -228,11 +228,13 @@ class Builder:
     def low_rank(
         self, x: Value, a: np.ndarray, b: np.ndarray, scale: float | np.ndarray, onto: Value, *, path: str
     ) -> Value:
-        """onto + scale · b (a x): the side path of an adapter, in float32. a: [rank, in], b: [out, rank]; a scale for all rows,
-        or one for each."""
-        narrow = self.linear(x, _float_matrix(a), path=f"{path}.a")
+        """onto + scale · b (a x): the side path of an adapter. a: [rank, in], b: [out, rank]; a scale for all rows, or one for
+        each. Kept in half precision where that changes no number, else in float32."""
+        narrow = self.linear(x, side_matrix(a), path=f"{path}.a")
+        # Where several side paths read one value, `fuse` joins these.
+        self.nodes[-1] = replace(self.nodes[-1], fields={**self.nodes[-1].fields, "ranks": np.asarray(a, np.float32)})
         factor = np.asarray(scale, np.float32).reshape(-1, 1)
-        wide = self.linear(narrow, _float_matrix(np.asarray(b, np.float32) * factor), path=f"{path}.b")
+        wide = self.linear(narrow, side_matrix(np.asarray(b, np.float32) * factor), path=f"{path}.b")
         return self.add(onto, wide)
 
     def torch(self, node: str, x: Value, reason: str, width: int | None = None) -> Value:
@@ -324,8 +326,16 @@ class _Float:
     count: int = 1
 
 
-def _float_matrix(values: np.ndarray) -> Packed:
+def _float_matrix(values: np.ndarray, kind: str = "f32") -> Packed:
     from orchard.ops.kernels import packing
 
     rows, cols = values.shape
-    return _Float(rows, cols, packing.pack_plain(np.ascontiguousarray(values, np.float32), "f32"))
+    return _Float(rows, cols, packing.pack_plain(np.ascontiguousarray(values, np.float32), kind), kind)
+
+
+def side_matrix(values: np.ndarray) -> Packed:
+    """A matrix of a side path: in half precision where it is made of such numbers."""
+    values = np.asarray(values, np.float32)
+    with np.errstate(over="ignore"):
+        half = np.array_equal(values.astype(np.float16).astype(np.float32), values)
+    return _float_matrix(values, "f16" if half else "f32")

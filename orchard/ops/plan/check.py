@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchard.core.errors import BadFile
-from orchard.ops.kernels.packing import matrix_bytes
+from orchard.ops.kernels.packing import BLOCKS_GROUP, PALETTE_GROUP, PALETTES, PLAIN, matrix_bytes
 from orchard.ops.plan import steps
 
 LARGEST = 2**31 - 1
@@ -121,8 +121,12 @@ class _Check:
         self.one_of(matrix.kind, steps.KINDS, "kind of matrix")
         self.flag(matrix.minimum, "minimum")
         self.count(matrix.group, "group", WIDEST)
-        if matrix.kind in ("f32", "bf16"):
+        if matrix.kind in PLAIN:
             self.must(matrix.group == 1 and not matrix.minimum, "a matrix of plain numbers has no groups")
+        elif matrix.kind in PALETTES:
+            self.must(matrix.group == PALETTE_GROUP and not matrix.minimum, "a palette has groups of its own")
+        elif matrix.kind == "blocks":
+            self.must(matrix.group == BLOCKS_GROUP and not matrix.minimum, "blocks have groups of their own")
         else:
             self.must(matrix.group % 32 == 0, f"groups of {matrix.group} are no multiple of 32")
         data = self.tensor(matrix.tensor)
@@ -174,9 +178,20 @@ class _Check:
         self.must(bool(targets) and len(set(targets)) == len(targets), "outputs are missing or meet in one buffer")
         for output in step.outputs:
             rows = self.write(output.to, (step.src,), add=output.add)
-            self.matrix(output.matrix, rows, width)
+            self.matrix(output.matrix, rows, self.part(output, width))
             self.bias(output.bias, rows)
             self.bias(output.gain, rows)
+
+    def part(self, output: steps.Output, width: int) -> int:
+        """Columns of the input that an output reads."""
+        if output.begin is None and output.width is None:
+            return width
+        cols = output.matrix.cols
+        self.count(cols, "columns", width)
+        self.count(output.begin, "begin", width - cols, least=0)
+        self.must(output.width == width, f"a part of {output.width!r} columns where there are {width}")
+        self.must(output.matrix.kind in ("f32", "f16"), f"a part of the input for a matrix of {output.matrix.kind}")
+        return cols
 
     def gated(self, step: steps.Gated) -> None:
         width = self.read(step.src)

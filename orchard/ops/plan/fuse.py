@@ -1,7 +1,7 @@
 """From what modules said (`builder`) to the steps that run: fewer steps, fewer passes over memory, few buffers.
 
 1. Two linear maps and their gate become one step; a norm that only feeds steps which can normalise moves into them;
-   linear maps of one value become one step.
+   side paths of one value share their first half; linear maps of one value become one step.
 2. A result that is only added to something is added in place by the step that makes it.
 3. Values get buffers by how long they live. A step never writes a buffer that it reads, except experts that add to it.
 4. Where only the rows whose scores are wanted matter any more, all others are dropped (`Narrow`).
@@ -19,6 +19,7 @@ from typing import Any
 from orchard.core.errors import ConfigError
 from orchard.ops.plan import steps
 from orchard.ops.plan.builder import Builder, Node, NoStep
+from orchard.ops.plan.sides import side_paths
 
 NORMALISES = ("linear", "gate", "experts", "head")
 """Nodes whose steps can normalise what they read."""
@@ -41,13 +42,15 @@ class Op:
 
 def fuse(builder: Builder, *, fused: bool = True) -> steps.Plan:
     """The plan of a model whose modules have all spoken."""
-    nodes = _gates(builder.nodes)
+    nodes, all_widths = _gates(builder.nodes), list(builder.widths)
+    tensors = dict(builder.tensors)
     if fused:
         nodes = _left_to_right(nodes)
         nodes = _norms(nodes)
+        nodes = side_paths(nodes, _readers(nodes), all_widths, tensors)
     ops = _ops(_grouped(nodes) if fused else [[node] for node in nodes])
     _add_in_place(ops, fused=fused)
-    buffers, widths = _buffers(ops, builder.widths)
+    buffers, widths = _buffers(ops, all_widths)
     made = [op.make(op, buffers) for op in ops]
     narrow = _narrow(ops, buffers) if fused else None
     if narrow is not None:
@@ -65,7 +68,7 @@ def fuse(builder: Builder, *, fused: bool = True) -> steps.Plan:
         steps=made,
         stores=list(builder.stores),
         rotaries=list(builder.rotaries),
-        tensors={name: value for name, value in builder.tensors.items() if name in used},
+        tensors={name: value for name, value in tensors.items() if name in used},
     )
 
 
@@ -289,6 +292,8 @@ def _linear(op: Op, at: Mapping[int, int]) -> steps.Step:
             bias=node.fields["bias"],
             add=onto is not None,
             gain=node.fields.get("gain"),
+            begin=node.fields.get("begin"),
+            width=node.fields.get("width"),
         )
         for node, (value, onto) in zip(op.outputs, op.writes, strict=True)
     )

@@ -88,7 +88,8 @@ class Reference:
     def linear(self, step: steps.Linear) -> None:
         x = self.normal(self.buffers[step.src], step.norm)
         for output in step.outputs:
-            self.put(output.to, self.product(x, output.matrix, output.bias, output.gain), add=output.add)
+            part = x if output.begin is None else x[:, output.begin : output.begin + output.matrix.cols]
+            self.put(output.to, self.product(part, output.matrix, output.bias, output.gain), add=output.add)
 
     def gated(self, step: steps.Gated) -> None:
         x = self.normal(self.buffers[step.src], step.norm)

@@ -13,7 +13,8 @@ import numpy as np
 
 from orchard.core.frozen import frozen
 
-KINDS = ("f32", "bf16", "q8", "q4", "q2")
+KINDS = ("f32", "bf16", "q8", "q4", "q2", "f16", "p4", "p2", "blocks")
+"""Kinds of packed matrices, in the order of Kind in kernels.h."""
 CODECS = ("f32", "bf16", "int8")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 ENDLESS = 2**29
@@ -51,6 +52,11 @@ class Output:
     add: bool = False
     gain: str | None = None
     """What each row's product is multiplied with, before its bias is added (DoRA)."""
+    begin: int | None = None
+    """The matrix reads only a part of the input, which begins at this column: side paths that share their first half do. Plain
+    numbers only (`f32`, `f16`)."""
+    width: int | None = None
+    """The input's width, where `begin` is given."""
 
 
 class Step:

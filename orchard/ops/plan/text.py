@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from orchard.ops.kernels.packing import matrix_bytes
+from orchard.ops.kernels.packing import BITS, matrix_bytes
 from orchard.ops.plan import steps
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -63,6 +63,10 @@ def table(plan: steps.Plan) -> list[str]:
                 name, form, size = _short(matrix["name"]), matrix["format"], _size(matrix["bytes"])
                 lines.append(f"{indent}        {name:<24} {shape:<16} {form:<10} {size}")
     sums = totals(plan)
+    attends = sum(isinstance(step, steps.Attend) for step in plan.steps)
+    lines.append(
+        f"keys and values: {sums['store_bytes_per_cached_token']:,} bytes per token, in {len(plan.stores)} of {attends} layers"
+    )
     lines.append(f"{sums['native_steps']} native steps, {sums['torch_steps']} in torch")
     lines.append(
         f"{_size(sums['weight_bytes'])} of weights; one token reads {_size(sums['bytes_per_token'])} of them"
@@ -72,8 +76,8 @@ def table(plan: steps.Plan) -> list[str]:
 
 
 def format_name(matrix: steps.Matrix) -> str:
-    """`bf16`, `q4/32+min`."""
-    if matrix.kind in ("f32", "bf16"):
+    """`bf16`, `q4/32+min`, `p4` (a palette), `blocks`."""
+    if matrix.kind not in BITS:
         return matrix.kind
     return f"{matrix.kind}/{matrix.group}" + ("+min" if matrix.minimum else "")
 

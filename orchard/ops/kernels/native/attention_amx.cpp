@@ -4,6 +4,8 @@
 // Query heads that share a key head are cut into tiles of 16 queries; two such tiles go through the slots together. Slots come in
 // groups of 32, ROUND groups to a round: scores by tiles, a softmax relative to the largest score so far, values by
 // tiles. Groups that nobody sees are left out, and only those that somebody does not see are masked.
+//
+// A store of 8 bits is unpacked for a run of queries, as bfloat16 in the same order.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says so of its own intrinsics
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -52,6 +54,7 @@ struct Scratch {
     float* sums;     // [2 tiles][16][width]
     Group* groups;   // [capacity / 32]
     int32_t* slots;  // [capacity]: positions, for the way round
+    uint8_t *k, *v;  // a head of a store of 8 bits as bfloat16, [capacity][width] each
     uint8_t* rest;
 
     Scratch(const Store& s, void* memory) {
@@ -66,6 +69,9 @@ struct Scratch {
         sums = (float*)take((size_t)2 * ROWS * s.width * 4);
         groups = (Group*)take((size_t)s.capacity / GROUP * sizeof(Group));
         slots = (int32_t*)take((size_t)s.capacity * 4);
+        const size_t unpacked = s.codec == Codec::INT8 ? (size_t)s.capacity * s.width * 2 : 0;
+        k = take(unpacked);
+        v = take(unpacked);
         rest = at;
     }
 };
@@ -138,6 +144,36 @@ Sight sight(const Visible& seen, const Group& group, int first, int last) {
     bool all = group.whole && group.newest <= first && (!seen.window || group.oldest > last - seen.window) &&
                (!seen.keep || group.oldest > last - seen.keep || group.newest < seen.sinks);
     return all ? EVERYBODY : SOMEBODY;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Stores of 8 bits.
+
+// 16 pairs of codes times a scale for each side, as pairs of bfloat16.
+inline void unpack_pairs(const uint8_t* from, __m512 even_scale, __m512 odd_scale, uint8_t* to) {
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                                20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)from));
+    const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
+    const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(odd, odd_scale), _mm512_mul_ps(even, even_scale));
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(interleave, both));
+}
+
+// The groups of slots of one head that a run may see.
+void unpack_groups(const Store& store, int head, const Visible& seen, const Scratch& scratch) {
+    const size_t width = store.width;
+    const uint8_t *k = store.k + head * store.head_bytes(), *v = store.v + head * store.head_bytes();
+    const float *k_scale = store.k_scale + (size_t)head * store.capacity, *v_scale = store.v_scale + (size_t)head * store.capacity;
+    for (size_t slot = seen.first / GROUP * GROUP; slot < (size_t)seen.last; slot += 16) {
+        const __m512 scale = _mm512_loadu_ps(k_scale + slot);  // of the slots that a pair of channels lies in
+        for (size_t c = 0; c < width; c += 2)
+            unpack_pairs(k + slot * width + c * 16, scale, scale, scratch.k + (slot * width + c * 16) * 2);
+        for (size_t two = slot; two < slot + 16; two += 2)
+            for (size_t c = 0; c < width; c += 16)
+                unpack_pairs(v + two * width + c * 2, _mm512_set1_ps(v_scale[two]), _mm512_set1_ps(v_scale[two + 1]),
+                             scratch.v + (two * width + c * 2) * 2);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -455,7 +491,11 @@ void one_by_one(const Run& run, int head) {
 void many(const Store& store, int head, const float* q, int ldq, int count, int T, float scale, float softcap,
           const Visible& seen, float* out, int ldo, void* memory) {
     const size_t at = head * store.head_bytes();
-    const Run run = {store, store.k + at, store.v + at, q, ldq, count, T, scale, softcap, seen, out, ldo, Scratch(store, memory)};
+    const bool packed = store.codec == Codec::INT8;
+    const Scratch scratch(store, memory);
+    const uint8_t *k = packed ? scratch.k : store.k + at, *v = packed ? scratch.v : store.v + at;
+    const Run run = {store, k, v, q, ldq, count, T, scale, softcap, seen, out, ldo, scratch};
+    if (packed) unpack_groups(store, head, seen, scratch);
     look_at_groups(seen, run.scratch.groups);
     _tile_loadconfig(&SHAPES);
     const int tiles = (T + ROWS - 1) / ROWS * count;

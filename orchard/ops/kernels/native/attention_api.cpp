@@ -68,7 +68,7 @@ EXPORT int orchard_attention_many(int level, const AttentionStore* store, int he
                                   float scale, float softcap, const AttentionSeen* seen, float* out, int ldo) {
     const AttentionKernels* kernels = orchard::attention_kernels(level);
     Store s = store_of(store);
-    if (!kernels->many || s.codec != orchard::Codec::BF16) return 0;
+    if (!kernels->many || s.codec == orchard::Codec::F32) return 0;
     with_scratch(kernels->many_scratch_bytes(s, count), [&](void* scratch) {
         kernels->many(s, head, q, ldq, count, T, scale, softcap, seen_of(seen), out, ldo, scratch);
     });

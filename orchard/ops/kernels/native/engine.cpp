@@ -159,10 +159,8 @@ void Engine::work(void* engine, int thread, int threads) { Walk(*static_cast<Eng
 // Asks for the first weights this thread will read in a step, while it waits for the others to finish the one before.
 void Walk::warm(const Step& step) const {
     if (rows() > SMALL || prompt || (step.kind != StepKind::Linear && step.kind != StepKind::Gated && step.kind != StepKind::Head)) return;
-    int total = 0;
     const bool pairs = step.kind == StepKind::Gated;  // gate and up are cut alike
-    for (const OutputRef& output : step.outputs) total += pairs ? 0 : output.weight.blocks();
-    int first = from(pairs ? step.outputs[0].weight.blocks() : total);
+    int first = pairs ? from(step.outputs[0].weight.blocks()) : block_at(step.outputs, thread, threads);
     for (const OutputRef& output : step.outputs) {
         if (first >= output.weight.blocks()) {
             first -= output.weight.blocks();

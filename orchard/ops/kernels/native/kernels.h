@@ -10,7 +10,7 @@ namespace orchard {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights: a matrix [rows, cols], y = W x. Rows go in blocks of 32 (the last one padded with zeros), columns are padded with
-// zeros to a multiple of `group` (Q8, Q4, Q2), of 2 (BF16) or not at all (F32); see `padded_cols`.
+// zeros to a multiple of `group` (Q8, Q4, Q2, P4, P2), of 48 (BLOCKS), of 2 (BF16) or not at all (F32, F16); see `padded_cols`.
 //
 // Q8, Q4, Q2: per block, for every group of columns:
 //     32 scales (float16) · 32 minima (float16, only with `minimum`) · codes
@@ -19,29 +19,60 @@ namespace orchard {
 //   chunk * 4 * (8 / bits) + j * 4 + l.
 //   value = scale * (code - zero) + minimum, where zero is 128 (Q8), 8 (Q4 without minimum), 0 (with minimum), 1.5 (Q2).
 // BF16: per block, for every pair of columns: 32 rows × 2 bfloat16 (row r owns bytes 4r .. 4r+3; the lower column first).
-// F32: per block, for every column: 32 rows × float32.
-enum class Kind : int32_t { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3, Q2 = 4 };
+// F32: per block, for every column: 32 rows × float32. F16: the same in float16; a last block of up to 16 rows has 16 and no more, for
+//   side paths of adapters have few.
+// P4, P2 (palettes): per block 64 bytes with two tables of 2^bits float16, of its first and of its last 16 rows (each at the beginning
+//   of 32 bytes, zeros behind it), then the codes of all columns as above; value = table[code]. `group` is 32: it cuts activations.
+//   Dot products with digits (`linear_q`) read a table as whole numbers of 16 bits: entry / unit, rounded half to even, where unit is
+//   2^-14 of the power of two that is not above the largest entry. Entries from 1/16 of the largest on stay exact, and others are off
+//   by at most 2^-15 of it, where activations keep 12 bits. Everything else reads tables as they are.
+// BLOCKS (of 6 rows × 6 columns that share a scale): `group` is 48. Per block of 32 rows, for every group of columns: 64 bytes of headers,
+//   8 for each 6 columns, one for every 6 rows that the block has a part of (the first for row 32 * block / 6 * 6 on); then 6 chunks of
+//   128 bytes that hold 8 columns of all 32 rows, four bytes per row, the first column in the lowest 4 bits.
+//   value = ± scale * level[digit]: scale is BLOCK_SCALES[header & 63], levels BLOCK_LEVELS[header >> 6 & 1], minus where bit 7 is set.
+enum class Kind : int32_t { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3, Q2 = 4, F16 = 5, P4 = 6, P2 = 7, BLOCKS = 8 };
+
+constexpr int BLOCK_SIDE = 6;
+constexpr float BLOCK_LEVELS[2][10] = {{-116, -78, -50, -27, -6, 14, 36, 60, 89, 127}, {-86, -56, -34, -15, 0, 16, 33, 53, 80, 127}};
+extern const float BLOCK_SCALES[64];  // linear.cpp
 
 struct Weight {
     Kind kind = Kind::F32;
-    int32_t group = 1;      // columns that share a scale: a multiple of 32 (Q8, Q4, Q2)
+    int32_t group = 1;      // columns that share a scale: a multiple of 32 (Q8, Q4, Q2); 32 (P4, P2)
     int32_t minimum = 0;    // whether minima are stored (Q8, Q4, Q2)
     int32_t rows = 0, cols = 0;
     const uint8_t* data = nullptr;  // 64-byte aligned
+    int32_t from = 0, width = 0;  // where in an input of `width` columns this matrix's begin (F32, F16); 0, 0: it reads all of them
 
     int blocks() const { return (rows + 31) / 32; }
-    int bits() const { return kind == Kind::Q8 ? 8 : kind == Kind::Q4 ? 4 : kind == Kind::Q2 ? 2 : 0; }
-    bool quantised() const { return bits() != 0; }
+    int bits() const {
+        switch (kind) {
+            case Kind::Q8: return 8;
+            case Kind::Q4: case Kind::P4: return 4;
+            case Kind::Q2: case Kind::P2: return 2;
+            default: return 0;
+        }
+    }
+    bool quantised() const { return bits() != 0; }  // such a weight is multiplied with digits (`linear_q`)
+    bool palette() const { return kind == Kind::P4 || kind == Kind::P2; }
     int padded_cols() const {
-        int unit = quantised() ? group : kind == Kind::BF16 ? 2 : 1;
+        int unit = quantised() || kind == Kind::BLOCKS ? group : kind == Kind::BF16 ? 2 : 1;
         return (cols + unit - 1) / unit * unit;
     }
     size_t group_bytes() const { return 64 + (minimum ? 64 : 0) + (size_t)32 * group * bits() / 8; }
     size_t block_bytes() const {
+        if (kind == Kind::BLOCKS) return (size_t)(padded_cols() / group) * (64 + 32 * group / 2);
+        if (palette()) return 64 + (size_t)32 * padded_cols() * bits() / 8;
         if (quantised()) return (size_t)(padded_cols() / group) * group_bytes();
-        return (size_t)32 * padded_cols() * (kind == Kind::BF16 ? 2 : 4);
+        return (size_t)32 * padded_cols() * (kind == Kind::F32 ? 4 : 2);
     }
-    size_t bytes() const { return blocks() * block_bytes(); }
+    // Rows that a block of F16 has room for.
+    int lanes(int block) const { return rows - block * 32 <= 16 ? 16 : 32; }
+    size_t bytes() const {
+        if (kind == Kind::F16) return (size_t)2 * padded_cols() * ((blocks() - 1) * 32 + lanes(blocks() - 1));
+        return blocks() * block_bytes();
+    }
+    int input_cols() const { return width ? width : cols; }
 };
 
 // Rows of activations as two 8-bit digits with one scale per group: x ≈ scale * (BASE * q + low), both digits within ±127.
@@ -74,7 +105,7 @@ struct LinearKernels {
     // y[t * ldy + r] (+)= (W x_t)[r] for the rows r of blocks [first, last), t in 0..T-1, T in 1..most. Only real rows are
     // written. What a row gets does not depend on T. `add`: added to what is there. y points at row 0 of the whole output.
     void (*linear_q)(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add);
-    // The same for F32 and BF16 weights, T in 1..SMALL, with float32 activations (row t at x + t * ldx) and float32 sums.
+    // The same for F32, BF16, F16 and BLOCKS weights, T in 1..SMALL, with float32 activations (row t at x + t * ldx) and float32 sums.
     void (*linear_f)(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add);
     // One row of a weight as float32 (embeddings): out[0..cols).
     void (*row)(const Weight& w, int r, float* out);

@@ -266,8 +266,8 @@ void blocks(const Weight& w, int first, int last, const QuantRows& x, int T, flo
 }
 
 void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
-    // Rows that do not fill a tile well go the other way, with the same result.
-    const int rest = w.group > LONGEST ? T : T % TOKENS < FEWEST ? T % TOKENS : 0, by_tiles = T - rest;
+    // Rows that do not fill a tile well go the other way, with the same result; entries of palettes are too large for tiles.
+    const int rest = w.group > LONGEST || w.palette() ? T : T % TOKENS < FEWEST ? T % TOKENS : 0, by_tiles = T - rest;
     if (rest) LINEAR_AVX512.linear_q(w, first, last, x.from(by_tiles), rest, y + (size_t)by_tiles * ldy, ldy, add);
     if (!by_tiles) return;
     switch (w.kind) {

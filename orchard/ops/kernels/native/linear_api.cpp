@@ -65,9 +65,9 @@ EXPORT void orchard_linear_q(int level, int kind, int group, int minimum, int ro
     linear_kernels(level)->linear_q(weight_of(kind, group, minimum, rows, cols, data), first, last, x, T, y, ldy, add != 0);
 }
 
-EXPORT void orchard_linear_f(int level, int kind, int rows, int cols, const uint8_t* data, int first, int last, const float* x,
+EXPORT void orchard_linear_f(int level, int kind, int group, int rows, int cols, const uint8_t* data, int first, int last, const float* x,
                              int ldx, int T, float* y, int ldy, int add) {
-    linear_kernels(level)->linear_f(weight_of(kind, 1, 0, rows, cols, data), first, last, x, ldx, T, y, ldy, add != 0);
+    linear_kernels(level)->linear_f(weight_of(kind, group, 0, rows, cols, data), first, last, x, ldx, T, y, ldy, add != 0);
 }
 
 EXPORT void orchard_linear_row(int level, int kind, int group, int minimum, int rows, int cols, const uint8_t* data, int r,

@@ -58,6 +58,29 @@ struct Avx2 {
         const __m256i pairs = _mm256_maddubs_epi16(first, second);
         return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
+
+    struct Table {  // low and high bytes of the entries, in both halves of a register
+        __m256i low, high;
+    };
+    struct Wide {  // of the first two and of the last two of every four rows, each in two pieces
+        __m256i first, last;
+    };
+    static Table table(const int16_t* entries) {
+        alignas(16) uint8_t low[16], high[16];
+        for (int i = 0; i < 16; ++i) low[i] = (uint8_t)entries[i], high[i] = (uint8_t)((uint16_t)entries[i] >> 8);
+        return {_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)low)),
+                _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)high))};
+    }
+    static Wide wide_zeros() { return {zeros(), zeros()}; }
+    static Ints narrowed(const Wide& sum) { return _mm256_hadd_epi32(sum.first, sum.last); }
+    static void look_up(Wide& sum, const Table& table, Bytes codes, const int16_t* x) {
+        int64_t four;
+        std::memcpy(&four, x, 8);
+        const __m256i numbers = _mm256_set1_epi64x(four);
+        const __m256i low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
+        sum.first = _mm256_add_epi32(sum.first, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, high), numbers));
+        sum.last = _mm256_add_epi32(sum.last, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, high), numbers));
+    }
 };
 
 }  // namespace

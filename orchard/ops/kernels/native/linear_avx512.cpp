@@ -11,6 +11,10 @@
 #include "linear_common.h"
 
 namespace orchard {
+
+void palette_avx512(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add);
+void blocks_avx512(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add);
+
 namespace {
 
 inline __m512 halves_to_floats(const uint8_t* from) {
@@ -227,15 +231,55 @@ void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, f
     switch (w.kind) {
         case Kind::Q8: return linear_q_bits<8>(w, first, last, x, T, y, ldy, add);
         case Kind::Q4: return linear_q_bits<4>(w, first, last, x, T, y, ldy, add);
+        case Kind::P4: case Kind::P2: return palette_avx512(w, first, last, x, T, y, ldy, add);
         default: return linear_q_bits<2>(w, first, last, x, T, y, ldy, add);
+    }
+}
+
+// F16 by columns of its own width: a last block may have room for 16 rows only. Two columns at a time, as below.
+template <int T, int HALVES>
+inline void halves_block(const uint8_t* at, const uint8_t* end, int cols, const float* x, int ldx, __m512 (&total)[T][2]) {
+    __m512 sums[2][T][HALVES];
+    for (int i = 0; i < 2 * T * HALVES; ++i) sums[i / HALVES / T][i / HALVES % T][i % HALVES] = _mm512_setzero_ps();
+    for (int c = 0; c < cols; c += 2, at += 64 * HALVES) {
+        const uint8_t* const ahead = at + AHEAD + 64 * HALVES <= end ? at + AHEAD : at;
+        for (int h = 0; h < HALVES; ++h) prefetch(ahead + h * 64);
+        const bool both = c + 1 < cols;
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; ++k)
+            for (int h = 0; h < HALVES; ++h) {
+                const __m512 column = k == 0 || both ? halves_to_floats(at + k * 32 * HALVES + h * 32) : _mm512_setzero_ps();
+#pragma GCC unroll 4
+                for (int t = 0; t < T; ++t)
+                    sums[k][t][h] = _mm512_fmadd_ps(column, _mm512_set1_ps(k == 0 || both ? x[(size_t)t * ldx + c + k] : 0.0f), sums[k][t][h]);
+            }
+    }
+    for (int t = 0; t < T; ++t)
+        for (int h = 0; h < HALVES; ++h) total[t][h] = _mm512_add_ps(sums[0][t][h], sums[1][t][h]);
+}
+
+template <int T>
+void halves_rows(const Weight& w, int first, int last, int all, const float* x, int ldx, float* y, int ldy, bool add) {
+    const uint8_t* const end = w.data + all * w.block_bytes();
+    for (int b = first; b < last; ++b) {
+        const bool narrow = w.lanes(b) == 16;
+        __m512 total[T][2];
+        if (narrow)
+            halves_block<T, 1>(w.data + b * w.block_bytes(), end, w.cols, x, ldx, total);
+        else
+            halves_block<T, 2>(w.data + b * w.block_bytes(), end, w.cols, x, ldx, total);
+        for (int t = 0; t < T; ++t)
+            for (int h = 0; h < (narrow ? 1 : 2); ++h)
+                store_rows(y + (size_t)t * ldy + b * 32 + h * 16, total[t][h], w.rows - b * 32 - h * 16, add);
     }
 }
 
 // Two columns at a time, with sums of their own, because additions take four cycles each. Sums are the same for any T: what a row
 // gets must not depend on how many there are.
-template <bool BFLOAT, int T>
+template <Kind KIND, int T>
 void linear_f_rows(const Weight& w, int first, int last, int all, const float* x, int ldx, float* y, int ldy, bool add) {
-    constexpr int PAIR = BFLOAT ? 128 : 256;  // bytes of two columns
+    if constexpr (KIND == Kind::F16) return halves_rows<T>(w, first, last, all, x, ldx, y, ldy, add);
+    constexpr int PAIR = KIND == Kind::F32 ? 256 : 128;  // bytes of two columns
     const size_t block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + all * block_bytes;
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
@@ -250,7 +294,7 @@ void linear_f_rows(const Weight& w, int first, int last, int all, const float* x
             const bool both = c + 1 < w.cols;
             __m512 column[2][2];  // [which of the two][half]
             for (int h = 0; h < 2; ++h) {
-                if constexpr (BFLOAT) {
+                if constexpr (KIND == Kind::BF16) {
                     const __m512i two = _mm512_load_si512(at + h * 64);
                     column[0][h] = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
                     column[1][h] = _mm512_castsi512_ps(_mm512_and_si512(two, upper));
@@ -277,21 +321,23 @@ void linear_f_rows(const Weight& w, int first, int last, int all, const float* x
     }
 }
 
-template <bool BFLOAT>
+template <Kind KIND>
 void linear_f_any(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
-    if (T == 1) return linear_f_rows<BFLOAT, 1>(w, first, last, last, x, ldx, y, ldy, add);
-    if (T == 2) return linear_f_rows<BFLOAT, 2>(w, first, last, last, x, ldx, y, ldy, add);
-    if (T == 3) return linear_f_rows<BFLOAT, 3>(w, first, last, last, x, ldx, y, ldy, add);
-    if (T == 4) return linear_f_rows<BFLOAT, 4>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 1) return linear_f_rows<KIND, 1>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 2) return linear_f_rows<KIND, 2>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 3) return linear_f_rows<KIND, 3>(w, first, last, last, x, ldx, y, ldy, add);
+    if (T == 4) return linear_f_rows<KIND, 4>(w, first, last, last, x, ldx, y, ldy, add);
     for (int b = first; b < last; ++b) {  // four rows are what registers hold
-        linear_f_rows<BFLOAT, 4>(w, b, b + 1, last, x, ldx, y, ldy, add);
-        linear_f_any<BFLOAT>(w, b, b + 1, x + (size_t)4 * ldx, ldx, T - 4, y + (size_t)4 * ldy, ldy, add);
+        linear_f_rows<KIND, 4>(w, b, b + 1, last, x, ldx, y, ldy, add);
+        linear_f_any<KIND>(w, b, b + 1, x + (size_t)4 * ldx, ldx, T - 4, y + (size_t)4 * ldy, ldy, add);
     }
 }
 
 void linear_f(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
-    if (w.kind == Kind::BF16) return linear_f_any<true>(w, first, last, x, ldx, T, y, ldy, add);
-    return linear_f_any<false>(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::BF16) return linear_f_any<Kind::BF16>(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::BLOCKS) return blocks_avx512(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::F16) return linear_f_any<Kind::F16>(w, first, last, x, ldx, T, y, ldy, add);
+    return linear_f_any<Kind::F32>(w, first, last, x, ldx, T, y, ldy, add);
 }
 
 }  // namespace

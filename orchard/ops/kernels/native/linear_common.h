@@ -61,6 +61,30 @@ inline GroupScale scale_of(uint32_t most_bits) {
     return {most / (127.0f * BASE), 127.0f * BASE / most};
 }
 
+// A table of `count` float16 as whole numbers of 16 bits, and their unit (kernels.h). What is not finite makes the unit so too.
+inline float whole_entries(const uint8_t* halves, int count, int16_t* entries) {
+    uint32_t most = 0;
+    for (int i = 0; i < count; ++i) {
+        const uint32_t bits = bits_of_float(float_of_half(half_at(halves, i))) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    const bool usable = most && most < 0x7f800000u;
+    const float unit = usable ? float_of_bits((most & 0x7f800000u) - (14u << 23)) : most ? NAN : 0.0f;
+    const float inverse = usable ? 1.0f / unit : 0.0f;  // powers of two: exact
+    for (int i = 0; i < count; ++i) entries[i] = usable ? (int16_t)lrintf(float_of_half(half_at(halves, i)) * inverse) : (int16_t)0;
+    return unit;
+}
+
+// Where a block's header for one of its rows and the columns from c on lies in a group of columns.
+inline uint8_t block_header(const uint8_t* group, int row, int c) {
+    return group[c / BLOCK_SIDE * 8 + row / BLOCK_SIDE - row / 32 * 32 / BLOCK_SIDE];
+}
+
+inline float block_value(uint8_t header, int digit) {
+    const float value = BLOCK_SCALES[header & 63] * BLOCK_LEVELS[header >> 6 & 1][digit < 9 ? digit : 9];
+    return header & 0x80 ? -value : value;
+}
+
 // One row as float32. scale * (code - zero) is exact (11 + 8 bits), so compilers may fuse it with the addition or not.
 inline void plain_row(const Weight& w, int r, float* out) {
     const uint8_t* block = w.data + (size_t)(r / 32) * w.block_bytes();
@@ -73,7 +97,28 @@ inline void plain_row(const Weight& w, int r, float* out) {
         for (int c = 0; c < w.cols; ++c) out[c] = float_of_bfloat(half_at(block + (size_t)(c / 2) * 128 + lane * 4, c % 2));
         return;
     }
+    if (w.kind == Kind::F16) {
+        for (int c = 0; c < w.cols; ++c) out[c] = float_of_half(half_at(block + (size_t)c * 2 * w.lanes(r / 32), lane));
+        return;
+    }
+    if (w.kind == Kind::BLOCKS) {
+        for (int from = 0; from < w.cols; from += w.group, block += 64 + 16 * w.group)
+            for (int c = 0; c < w.group && from + c < w.cols; ++c) {
+                uint32_t word;
+                std::memcpy(&word, block + 64 + c / 8 * 128 + lane * 4, 4);
+                out[from + c] = block_value(block_header(block, r, c), (int)(word >> (c % 8 * 4) & 15));
+            }
+        return;
+    }
     const int parts = 8 / bits, mask = (1 << bits) - 1;
+    if (w.palette()) {
+        const uint8_t *table = block + lane / 16 * 32, *codes = block + 64 + lane * 4;
+        for (int c = 0; c < w.cols; ++c) {
+            const int chunk = c / (4 * parts), within = c % (4 * parts);
+            out[c] = float_of_half(half_at(table, codes[(size_t)chunk * 128 + within % 4] >> (within / 4 * bits) & mask));
+        }
+        return;
+    }
     const float zero = zero_of(w.kind, w.minimum);
     for (int from = 0; from < w.cols; from += w.group, block += w.group_bytes()) {
         const float scale = float_of_half(half_at(block, lane));

@@ -55,6 +55,32 @@ struct Neon {
     static Ints dot(Ints sum, Bytes codes, Bytes x) {
         return vdotq_s32(sum, codes, x);
     }
+
+    struct Table {  // low and high bytes of the entries
+        uint8x16_t low, high;
+    };
+    struct Wide {  // of each of the four rows, in four pieces
+        int32x4_t row[4];
+    };
+    static Table table(const int16_t* entries) {
+        uint8_t low[16], high[16];
+        for (int i = 0; i < 16; ++i) low[i] = (uint8_t)entries[i], high[i] = (uint8_t)((uint16_t)entries[i] >> 8);
+        return {vld1q_u8(low), vld1q_u8(high)};
+    }
+    static Wide wide_zeros() { return {{zeros(), zeros(), zeros(), zeros()}}; }
+    static Ints narrowed(const Wide& sum) {
+        return vpaddq_s32(vpaddq_s32(sum.row[0], sum.row[1]), vpaddq_s32(sum.row[2], sum.row[3]));
+    }
+    static void look_up(Wide& sum, const Table& table, Bytes codes, const int16_t* x) {
+        const int16x4_t numbers = vld1_s16(x);
+        const uint8x16_t code = vreinterpretq_u8_s8(codes);
+        const uint8x16_t low = vqtbl1q_u8(table.low, code), high = vqtbl1q_u8(table.high, code);
+        const int16x8_t first = vreinterpretq_s16_u8(vzip1q_u8(low, high)), last = vreinterpretq_s16_u8(vzip2q_u8(low, high));
+        sum.row[0] = vmlal_s16(sum.row[0], vget_low_s16(first), numbers);
+        sum.row[1] = vmlal_s16(sum.row[1], vget_high_s16(first), numbers);
+        sum.row[2] = vmlal_s16(sum.row[2], vget_low_s16(last), numbers);
+        sum.row[3] = vmlal_s16(sum.row[3], vget_high_s16(last), numbers);
+    }
 };
 
 }  // namespace

@@ -90,6 +90,22 @@ struct Plain {
             for (int i = 0; i < LANES; ++i) sum.lane[i] += codes.lane[l][i] * x.column[l];
         return sum;
     }
+
+    struct Table {
+        int16_t entry[16];
+    };
+    using Wide = Ints;
+    static Table table(const int16_t* entries) {
+        Table result;
+        std::memcpy(result.entry, entries, sizeof result.entry);
+        return result;
+    }
+    static Wide wide_zeros() { return zeros(); }
+    static Ints narrowed(const Wide& sum) { return sum; }
+    static void look_up(Wide& sum, const Table& table, const Bytes& codes, const int16_t* x) {
+        for (int l = 0; l < 4; ++l)
+            for (int i = 0; i < LANES; ++i) sum.lane[i] += table.entry[codes.lane[l][i]] * x[l];
+    }
 };
 
 }  // namespace

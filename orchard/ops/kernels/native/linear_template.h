@@ -10,7 +10,12 @@
 //   bytes, four_bytes           LANES * 4 bytes; the same four bytes in every lane
 //   part<BITS>(bytes, j)        the codes at bit j * BITS of every byte; for 8 bits: code - 128, which is signed
 //   dot<BITS>(sum, codes, x)    sum + the four products of each lane
+//   table                       16 whole numbers of 16 bits, to be looked up by codes
+//   Wide, wide_zeros, narrowed  sums of a lane in any number of pieces; they as Ints
+//   look_up(sum, table, codes, x)   sum + the four products of each lane: entries of the table times whole numbers of 16 bits
 #pragma once
+#include <vector>
+
 #include "linear_common.h"
 
 namespace orchard {
@@ -55,6 +60,74 @@ void store_rows(float* y, typename V::Floats sums, int rows, bool add) {
     float last[V::LANES];
     V::store(last, sums);
     for (int r = 0; r < rows; ++r) y[r] = add ? y[r] + last[r] : last[r];
+}
+
+// Columns [0, padded) of some rows of digits as whole numbers of 16 bits.
+inline const int16_t* whole_numbers(const QuantRows& x, int T, int padded) {
+    static thread_local std::vector<int16_t> room;
+    if (room.size() < (size_t)T * padded) room.resize((size_t)T * padded);
+    for (int t = 0; t < T; ++t)
+        for (int c = 0; c < padded; ++c) {
+            const int8_t* const digit = x.digits + (size_t)t * x.ldd + digit_at(c);
+            room[(size_t)t * padded + c] = (int16_t)(BASE * digit[0] + digit[32]);
+        }
+    return room.data();
+}
+
+// T rows, whose numbers are in `x_whole`. A group of 32 columns is as much as 32 bits add up: 2^15 * 127 * BASE * 32 < 2^31.
+template <class V, int BITS, int T>
+void palette_q_rows(const Weight& w, int first, int last, const QuantRows& x, const int16_t* x_whole, float* y, int ldy, bool add) {
+    constexpr int LANES = V::LANES, PARTS = 8 / BITS;
+    const int padded = w.padded_cols();
+    const size_t block_bytes = w.block_bytes();
+    for (int b = first; b < last; ++b) {
+        const uint8_t* const block = w.data + b * block_bytes;
+        for (int half = 0; half < 2; ++half) {
+            int16_t entries[16] = {};
+            const float unit = whole_entries(block + half * 32, 1 << BITS, entries);
+            const auto table = V::table(entries);
+            for (int row = half * 16; row < half * 16 + 16; row += LANES) {
+                typename V::Floats sums[T];
+                for (int t = 0; t < T; ++t) sums[t] = V::zero();
+                const uint8_t* codes = block + 64 + row * 4;
+                for (int c = 0; c < padded; c += 32) {
+                    typename V::Wide dots[T];
+                    for (int t = 0; t < T; ++t) dots[t] = V::wide_zeros();
+                    for (int chunk = 0; chunk < BITS; ++chunk, codes += 128) {
+                        const typename V::Bytes word = V::bytes(codes);
+#pragma GCC unroll 4
+                        for (int j = 0; j < PARTS; ++j) {
+                            const typename V::Bytes code = V::template part<BITS>(word, j);
+                            const int column = c + (chunk * PARTS + j) * 4;
+#pragma GCC unroll 2
+                            for (int t = 0; t < T; ++t) V::look_up(dots[t], table, code, x_whole + (size_t)t * padded + column);
+                        }
+                    }
+                    for (int t = 0; t < T; ++t)
+                        sums[t] = V::fused(V::convert(V::narrowed(dots[t])), V::everywhere(x.scale[t * x.ldg + c / 32]), sums[t]);
+                }
+                for (int t = 0; t < T; ++t)
+                    store_rows<V>(y + (size_t)t * ldy + b * 32 + row, V::multiply(sums[t], V::everywhere(unit)), w.rows - b * 32 - row, add);
+            }
+        }
+    }
+}
+
+template <class V, int BITS>
+void palette_q_any(const Weight& w, int first, int last, QuantRows x, int T, float* y, int ldy, bool add) {
+    const int padded = w.padded_cols();
+    const int16_t* whole = whole_numbers(x, T, padded);
+    for (; T > 1; T -= 2, y += (size_t)2 * ldy, whole += 2 * padded) {
+        palette_q_rows<V, BITS, 2>(w, first, last, x, whole, y, ldy, add);
+        x = x.from(2);
+    }
+    if (T) palette_q_rows<V, BITS, 1>(w, first, last, x, whole, y, ldy, add);
+}
+
+template <class V>
+void palette_q(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
+    if (w.kind == Kind::P4) return palette_q_any<V, 4>(w, first, last, x, T, y, ldy, add);
+    palette_q_any<V, 2>(w, first, last, x, T, y, ldy, add);
 }
 
 template <class V, int BITS, bool MINIMUM, int T>
@@ -117,26 +190,29 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
     }
 }
 
-template <class V, bool BFLOAT, int T>
+template <class V, Kind KIND, int T>
 void linear_f_rows(const Weight& w, int first, int last, const float* x, int ldx, float* y, int ldy, bool add) {
-    constexpr int LANES = V::LANES, STRIPS = V::strips(T), COLUMNS = BFLOAT ? 2 : 1;
+    constexpr bool BFLOAT = KIND == Kind::BF16, HALF = KIND == Kind::F16;
+    constexpr int LANES = V::LANES, STRIPS = V::strips(T), COLUMNS = BFLOAT ? 2 : 1, BYTES = HALF ? 2 : 4;
     const size_t block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + last * block_bytes;
     for (int b = first; b < last; ++b) {
+        const int lanes = HALF ? w.lanes(b) : 32, step = HALF ? lanes * 2 : 128;
         for (int strip = 0; strip < 32 / LANES; strip += STRIPS) {
             const uint8_t* at = w.data + b * block_bytes;
             typename V::Floats sums[T][STRIPS];
             for (int t = 0; t < T; ++t)
                 for (int s = 0; s < STRIPS; ++s) sums[t][s] = V::zero();
-            for (int c = 0; c < w.cols; c += COLUMNS, at += 128) {
+            for (int c = 0; c < w.cols; c += COLUMNS, at += step) {
                 if (strip == 0 && at + AHEAD + 128 <= end) {
                     __builtin_prefetch(at + AHEAD);
                     __builtin_prefetch(at + AHEAD + 64);
                 }
 #pragma GCC unroll 8
                 for (int s = 0; s < STRIPS; ++s) {
-                    const uint8_t* const from = at + (strip + s) * LANES * 4;
-                    const auto column = BFLOAT ? V::lower(from) : V::load((const float*)from);
+                    if (HALF && (strip + s) * LANES >= lanes) break;
+                    const uint8_t* const from = at + (strip + s) * LANES * BYTES;
+                    const auto column = HALF ? V::halves(from) : BFLOAT ? V::lower(from) : V::load((const float*)from);
 #pragma GCC unroll 8
                     for (int t = 0; t < T; ++t)
                         sums[t][s] = V::fused(column, V::everywhere(x[(size_t)t * ldx + c]), sums[t][s]);
@@ -176,6 +252,7 @@ void linear_q_any(const Weight& w, int first, int last, QuantRows x, int T, floa
 
 template <class V>
 void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, float* y, int ldy, bool add) {
+    if (w.palette()) return palette_q<V>(w, first, last, x, T, y, ldy, add);
     if (w.kind == Kind::Q8)
         return w.minimum ? linear_q_any<V, 8, true>(w, first, last, x, T, y, ldy, add)
                          : linear_q_any<V, 8, false>(w, first, last, x, T, y, ldy, add);
@@ -186,26 +263,62 @@ void linear_q(const Weight& w, int first, int last, const QuantRows& x, int T, f
                      : linear_q_any<V, 2, false>(w, first, last, x, T, y, ldy, add);
 }
 
-template <class V, bool BFLOAT>
+template <class V, Kind KIND>
 void linear_f_any(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
     for (; T > V::MOST; T -= V::MOST, x += (size_t)V::MOST * ldx, y += (size_t)V::MOST * ldy)
-        linear_f_rows<V, BFLOAT, V::MOST>(w, first, last, x, ldx, y, ldy, add);
-    if (T == 1) return linear_f_rows<V, BFLOAT, 1>(w, first, last, x, ldx, y, ldy, add);
-    if (T == 2) return linear_f_rows<V, BFLOAT, 2>(w, first, last, x, ldx, y, ldy, add);
+        linear_f_rows<V, KIND, V::MOST>(w, first, last, x, ldx, y, ldy, add);
+    if (T == 1) return linear_f_rows<V, KIND, 1>(w, first, last, x, ldx, y, ldy, add);
+    if (T == 2) return linear_f_rows<V, KIND, 2>(w, first, last, x, ldx, y, ldy, add);
     if constexpr (V::MOST == 8) {
-        if (T == 3) return linear_f_rows<V, BFLOAT, 3>(w, first, last, x, ldx, y, ldy, add);
-        if (T == 4) return linear_f_rows<V, BFLOAT, 4>(w, first, last, x, ldx, y, ldy, add);
-        if (T == 5) return linear_f_rows<V, BFLOAT, 5>(w, first, last, x, ldx, y, ldy, add);
-        if (T == 6) return linear_f_rows<V, BFLOAT, 6>(w, first, last, x, ldx, y, ldy, add);
-        if (T == 7) return linear_f_rows<V, BFLOAT, 7>(w, first, last, x, ldx, y, ldy, add);
-        linear_f_rows<V, BFLOAT, 8>(w, first, last, x, ldx, y, ldy, add);
+        if (T == 3) return linear_f_rows<V, KIND, 3>(w, first, last, x, ldx, y, ldy, add);
+        if (T == 4) return linear_f_rows<V, KIND, 4>(w, first, last, x, ldx, y, ldy, add);
+        if (T == 5) return linear_f_rows<V, KIND, 5>(w, first, last, x, ldx, y, ldy, add);
+        if (T == 6) return linear_f_rows<V, KIND, 6>(w, first, last, x, ldx, y, ldy, add);
+        if (T == 7) return linear_f_rows<V, KIND, 7>(w, first, last, x, ldx, y, ldy, add);
+        linear_f_rows<V, KIND, 8>(w, first, last, x, ldx, y, ldy, add);
+    }
+}
+
+// A block of 32 rows of BLOCKS in the order of F32: levels are multiplied with their scales once for all digits that look them up.
+inline void block_of_floats(const Weight& w, int block, float* to) {
+    const uint8_t* group = w.data + block * w.block_bytes();
+    for (int from = 0; from < w.cols; from += w.group, group += 64 + 16 * w.group)
+        for (int c = 0; c < w.group && from + c < w.cols; c += BLOCK_SIDE) {
+            float values[8][16];
+            for (int i = 0; i < 8; ++i)
+                for (int digit = 0; digit < 16; ++digit) values[i][digit] = block_value(group[c / BLOCK_SIDE * 8 + i], digit);
+            const int real = w.cols - from - c < BLOCK_SIDE ? w.cols - from - c : BLOCK_SIDE;
+            for (int lane = 0; lane < 32; ++lane) {
+                const float* const value = values[(block * 32 + lane) / BLOCK_SIDE - block * 32 / BLOCK_SIDE];
+                uint32_t words[2];  // six digits lie in one or two of them
+                for (int k = 0; k < 2; ++k) std::memcpy(words + k, group + 64 + (c + k * (BLOCK_SIDE - 1)) / 8 * 128 + lane * 4, 4);
+                uint64_t digits = c % 8 + BLOCK_SIDE > 8 ? (uint64_t)words[1] << 32 | words[0] : words[0];
+                digits >>= c % 8 * 4;
+                for (int i = 0; i < real; ++i, digits >>= 4) to[(size_t)(from + c + i) * 32 + lane] = value[digits & 15];
+            }
+        }
+}
+
+// Blocks by way of 32 rows in float32 at a time.
+template <class V>
+void blocks_f(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
+    static thread_local std::vector<float> room;
+    room.resize((size_t)32 * w.cols);
+    for (int b = first; b < last; ++b) {
+        Weight panel;
+        panel.kind = Kind::F32, panel.rows = w.rows - b * 32 < 32 ? w.rows - b * 32 : 32, panel.cols = w.cols;
+        panel.data = (const uint8_t*)room.data();
+        block_of_floats(w, b, room.data());
+        linear_f_any<V, Kind::F32>(panel, 0, 1, x, ldx, T, y + b * 32, ldy, add);
     }
 }
 
 template <class V>
 void linear_f(const Weight& w, int first, int last, const float* x, int ldx, int T, float* y, int ldy, bool add) {
-    if (w.kind == Kind::BF16) return linear_f_any<V, true>(w, first, last, x, ldx, T, y, ldy, add);
-    return linear_f_any<V, false>(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::BF16) return linear_f_any<V, Kind::BF16>(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::BLOCKS) return blocks_f<V>(w, first, last, x, ldx, T, y, ldy, add);
+    if (w.kind == Kind::F16) return linear_f_any<V, Kind::F16>(w, first, last, x, ldx, T, y, ldy, add);
+    return linear_f_any<V, Kind::F32>(w, first, last, x, ldx, T, y, ldy, add);
 }
 
 }  // namespace

@@ -8,9 +8,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns about its own intrinsics
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
-#include <immintrin.h>
-
-#include "linear_common.h"
+#include "blocks_avx512.h"
 
 namespace orchard {
 namespace {
@@ -22,7 +20,7 @@ constexpr int CHUNK = 48;
 
 int steps_of(int cols) { return (cols + 31) / 32; }
 // A last group that is padded may reach further than the last step of activations.
-int panel_steps(const Weight& w) { return steps_of(w.padded_cols()); }
+int panel_steps(const Weight& w) { return steps_of(w.width ? w.width : w.padded_cols()); }
 
 // The configuration is data of the program and not built on the stack, and `begin` names all of it: g++ 12's own intrinsic tells
 // the compiler about the first eight bytes only, so that stores to the others may be dropped.
@@ -128,14 +126,70 @@ void panel_of_block(const Weight& w, const uint8_t* from, uint8_t* to) {
     }
 }
 
-void panel_of_floats(const Weight& w, const uint8_t* from, uint8_t* to) {
-    for (int c = 0; c < steps_of(w.cols) * 32; c += 2)
-        for (int half = 0; half < 2; ++half) {
-            const uint8_t* const at = from + (size_t)c * 128 + half * 64;
-            const __m512 left = c < w.cols ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
-            const __m512 right = c + 1 < w.cols ? _mm512_loadu_ps(at + 128) : _mm512_setzero_ps();
-            store_pair(pair_at(to, c / 2, half), left, right);
+// Entries are looked up by the lowest bits of a word: the table stands there as often as a register has room for it.
+template <int BITS>
+void panel_of_palette(const Weight& w, const uint8_t* from, uint8_t* to) {
+    constexpr int PARTS = 8 / BITS;
+    const int chunks = w.padded_cols() * BITS / 32;
+    for (int half = 0; half < 2; ++half) {
+        alignas(32) uint16_t entries[16];
+        for (int i = 0; i < 16; ++i) entries[i] = half_at(from + half * 32, i & ((1 << BITS) - 1));
+        const __m512 table = _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)entries));
+        auto value = [&](__m512i words, int place) {
+            return _mm512_permutexvar_ps(_mm512_srli_epi32(words, (unsigned)(place * BITS)), table);
+        };
+        for (int c = 0; c < chunks; ++c) {
+            const uint8_t* const codes = from + 64 + c * 128 + half * 64;
+            const __m512i words = _mm512_loadu_si512(codes);
+            _mm_prefetch((const char*)codes + AHEAD / 2, _MM_HINT_T0);
+            uint8_t* const out = pair_at(to, c * PARTS * 2, half);
+#pragma GCC unroll 8
+            for (int pair = 0; pair < PARTS * 2; ++pair) {
+                const int place = pair % 2 * 2 * PARTS + pair / 2;
+                store_pair(out + pair * 64, value(words, place), value(words, place + PARTS));
+            }
         }
+    }
+}
+
+void panel_of_blocks(const Weight& w, int block, const uint8_t* from, uint8_t* to) {
+    BlockReader reader;
+    reader.set_block(block);
+    for (int c = 0; c < panel_steps(w) * 32; c += w.group, from += 64 + 16 * w.group)
+        for (int half = 0; half < 2; ++half)
+            for (int two = 0; two < w.group && c + two < panel_steps(w) * 32; two += 2) {  // a strip has three pairs of columns
+                uint8_t* const out = pair_at(to, (c + two) / 2, half);
+                if (c + two >= w.cols) {
+                    _mm512_storeu_si512(out, _mm512_setzero_si512());
+                    continue;
+                }
+                const BlockReader::Strip strip = reader.strip(from + two / BLOCK_SIDE * 8, half);
+                const __m512i words = _mm512_loadu_si512(from + 64 + two / 8 * 128 + half * 64);
+                store_pair(out, _mm512_mul_ps(reader.level(words, two % 8, strip.set), strip.scale),
+                           _mm512_mul_ps(reader.level(words, two % 8 + 1, strip.set), strip.scale));
+            }
+}
+
+// Columns that a matrix does not have, of an input that it reads a part of, are zeros.
+template <class Column>
+void panel_of_columns(const Weight& w, uint8_t* to, const Column& column) {
+    for (int c = 0; c < panel_steps(w) * 32; c += 2)
+        for (int half = 0; half < 2; ++half) {
+            auto value = [&](int at) { return at >= 0 && at < w.cols ? column(at, half) : _mm512_setzero_ps(); };
+            store_pair(pair_at(to, c / 2, half), value(c - w.from), value(c + 1 - w.from));
+        }
+}
+
+void panel_of_halves(const Weight& w, int block, const uint8_t* from, uint8_t* to) {
+    const int lanes = w.lanes(block);
+    panel_of_columns(w, to, [=](int c, int half) {
+        if (half * 16 >= lanes) return _mm512_setzero_ps();
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(from + ((size_t)c * lanes + half * 16) * 2)));
+    });
+}
+
+void panel_of_floats(const Weight& w, const uint8_t* from, uint8_t* to) {
+    panel_of_columns(w, to, [=](int c, int half) { return _mm512_loadu_ps(from + (size_t)c * 128 + half * 64); });
 }
 
 void panel_of_bfloats(const Weight& w, const uint8_t* from, uint8_t* to) {
@@ -154,6 +208,10 @@ void panel(const Weight& w, int first, int last, void* panel) {
             case Kind::Q8: w.minimum ? panel_of_block<8, true>(w, from, to) : panel_of_block<8, false>(w, from, to); break;
             case Kind::Q4: w.minimum ? panel_of_block<4, true>(w, from, to) : panel_of_block<4, false>(w, from, to); break;
             case Kind::Q2: w.minimum ? panel_of_block<2, true>(w, from, to) : panel_of_block<2, false>(w, from, to); break;
+            case Kind::P4: panel_of_palette<4>(w, from, to); break;
+            case Kind::P2: panel_of_palette<2>(w, from, to); break;
+            case Kind::BLOCKS: panel_of_blocks(w, b, from, to); break;
+            case Kind::F16: panel_of_halves(w, b, from, to); break;
             case Kind::F32: panel_of_floats(w, from, to); break;
             case Kind::BF16: panel_of_bfloats(w, from, to); break;
         }
@@ -234,7 +292,7 @@ void multiply_edge(const uint8_t* x, const uint8_t* w, int steps, float* y, int 
 void multiply(const Weight& w, const void* panel, int first, int last, const void* packed, int T, int row0, int row1, float* y,
               int ldy, bool add) {
     (void)T;
-    const int steps = steps_of(w.cols), stride = panel_steps(w);
+    const int steps = steps_of(w.input_cols()), stride = panel_steps(w);
     finish_stores();
     const int chunks = (steps + CHUNK - 1) / CHUNK, length = (steps + chunks - 1) / chunks;  // equal chunks: none is very short
     for (int from = 0; from < steps; from += length) {

@@ -27,6 +27,8 @@ class Words {
         output.weight.minimum = number();
         output.weight.rows = number();
         output.weight.cols = number();
+        output.weight.from = number();
+        output.weight.width = number();
         output.weight.data = pointer<uint8_t>();
         output.gain = pointer<float>();
         output.bias = pointer<float>();
@@ -84,7 +86,7 @@ Plan read_plan(const int64_t* at) {
     for (int left = words.number(); left > 0; left--) plan.steps.push_back(read_step(words));
     for (const Step& step : plan.steps)
         for (const OutputRef& output : step.outputs)
-            if (output.weight.padded_cols() > plan.widest) plan.widest = output.weight.padded_cols();
+            for (int cols : {output.weight.padded_cols(), output.weight.input_cols()}) plan.widest = cols > plan.widest ? cols : plan.widest;
     return plan;
 }
 

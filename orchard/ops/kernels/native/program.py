@@ -326,6 +326,7 @@ class _Words:
         for output in outputs:
             matrix = output.matrix
             self._numbers(KINDS.index(matrix.kind), matrix.group, matrix.minimum, matrix.rows, matrix.cols)
+            self._numbers(output.begin or 0, output.width or 0)
             self._numbers(self._address(matrix.tensor), self._address(output.gain), self._address(output.bias))
             self._numbers(output.to, output.add)
 

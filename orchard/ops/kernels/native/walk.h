@@ -21,6 +21,9 @@ struct Input {
     bool alone = false;   // prepared by this thread for itself
 };
 
+// The block, counted through all of a step's matrices, at which so many of all threads' equal shares of their bytes end.
+int block_at(const std::vector<OutputRef>& outputs, int thread, int threads);
+
 struct Walk {
     Engine& engine;
     const int thread, threads;

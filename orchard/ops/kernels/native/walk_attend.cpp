@@ -12,7 +12,8 @@
 namespace orchard {
 namespace {
 
-constexpr int QUERY_BLOCK = 64;  // rows of a run that one task attends for
+// Rows of a run that one task attends for. A store of 8 bits is unpacked by every task: longer ones then.
+constexpr int QUERY_BLOCK = 64, LONG_QUERY_BLOCK = 128;
 
 struct Span {
     int first, last;  // slots
@@ -163,7 +164,7 @@ void Walk::attend_runs(const Step& step) {
         for (int head = 0; head < step.kv_heads; head++) keep(step, row, head);
     // Blocks round more than single rows do, so tokens that are no prompt never go that way: several of them at once give what
     // one after another would have given.
-    const bool by_blocks = prompt && engine.attention_->many && spec.codec == Codec::BF16;
+    const bool by_blocks = prompt && engine.attention_->many && spec.codec != Codec::F32;
     const int shared_heads = step.heads / step.kv_heads, dim = step.dim, ldq = width(step.src), ldo = width(step.to);
     if (by_blocks)
         for (int row = from(rows()); row < upto(rows()); row++)
@@ -175,18 +176,19 @@ void Walk::attend_runs(const Step& step) {
         return;
     }
     // Long contexts first would balance better; blocks are small enough that it does not matter.
+    const int block = spec.codec == Codec::INT8 ? LONG_QUERY_BLOCK : QUERY_BLOCK;
     for (;;) {
         int task = engine.next_task_.fetch_add(1, std::memory_order_relaxed);
         const RowRun* run = engine.runs_.data();
         const RowRun* end = run + engine.runs_.size();
         for (; run < end; run++) {
-            int tasks = (run->count + QUERY_BLOCK - 1) / QUERY_BLOCK * step.kv_heads;
+            int tasks = (run->count + block - 1) / block * step.kv_heads;
             if (task < tasks) break;
             task -= tasks;
         }
         if (run == end) return;
-        const int head = task % step.kv_heads, offset = task / step.kv_heads * QUERY_BLOCK;
-        const int row = run->first + offset, count = run->count - offset < QUERY_BLOCK ? run->count - offset : QUERY_BLOCK;
+        const int head = task % step.kv_heads, offset = task / step.kv_heads * block;
+        const int row = run->first + offset, count = run->count - offset < block ? run->count - offset : block;
         const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
         const Store store = engine.cache_->view(step.store, sequence);
         Span span = slots_of(store, spec, step, position);

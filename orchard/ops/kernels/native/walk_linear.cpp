@@ -13,6 +13,21 @@ constexpr int TASKS = 4;  // of each thread, where a task costs something to beg
 
 }  // namespace
 
+int block_at(const std::vector<OutputRef>& outputs, int thread, int threads) {
+    size_t total = 0;
+    int count = 0;
+    for (const OutputRef& output : outputs) total += output.weight.bytes(), count += output.weight.blocks();
+    if (thread == threads) return count;
+    size_t wanted = total * thread / threads;
+    count = 0;
+    for (const OutputRef& output : outputs) {
+        const size_t bytes = output.weight.bytes(), blocks = output.weight.blocks();
+        if (wanted < bytes) return count + (int)(wanted * blocks / bytes);
+        wanted -= bytes, count += (int)blocks;
+    }
+    return count;
+}
+
 void Walk::tables() {
     const Plan& plan = engine.plan_;
     for (size_t number = 0; number < plan.rotaries.size(); number++) {
@@ -42,7 +57,7 @@ void Walk::embed(const Step& step) {
 // `chosen_rows`: which rows of src; null: the first `count`.
 Input Walk::prepare(const float* src, int ldx, const NormRef& norm, const std::vector<OutputRef>& outputs, int count,
                     const int32_t* chosen_rows) {
-    const int cols = outputs[0].weight.cols;
+    const int cols = outputs[0].weight.input_cols();
     const int widest = round_up(engine.plan_.widest, 64);
     Input input;
     input.rows = count, input.cols = cols;
@@ -165,7 +180,8 @@ void Walk::product(const Weight& weight, Input& input, int first, int last, floa
                 if (weight.quantised()) {
                     engine.linear_->linear_q(weight, block, end, input.quant.from(t), count, out, ldy, add);
                 } else {
-                    engine.linear_->linear_f(weight, block, end, input.x + (size_t)t * input.ldx, input.ldx, count, out, ldy, add);
+                    const float* x = input.x + (size_t)t * input.ldx + weight.from;
+                    engine.linear_->linear_f(weight, block, end, x, input.ldx, count, out, ldy, add);
                 }
             }
         }
@@ -225,7 +241,10 @@ void Walk::linear(const Step& step) {
             before += blocks;
         }
     };
-    share(total, input, LINEAR_TASK, some);
+    if (!input.alone) return share(total, input, LINEAR_TASK, some);
+    // Blocks of side paths weigh several times as much as those of the matrices they go beside: parts are cut by bytes.
+    const int begin = block_at(step.outputs, thread, threads), end = block_at(step.outputs, thread + 1, threads);
+    if (begin < end) some(begin, end);
 }
 
 void Walk::gated(const Step& step) {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.errors import UnsupportedPair
-from orchard.ops.kernels.packing import BITS, BLOCK, zero_code
+from orchard.ops.kernels.packing import BITS, BLOCK, unpack_plain, zero_code
 from orchard.ops.plan.steps import Matrix
 
 _DENSE = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -86,8 +86,15 @@ def bring(matrix: Matrix, data: np.ndarray, device: torch.device) -> Weight:
             f"{matrix.tensor}: {matrix.count} matrices in one (experts) have no form on a GPU",
             hint="run this model on the CPU, or with a named dtype in torch",
         )
+    if matrix.kind not in _DENSE and matrix.kind not in BITS and matrix.kind != "f16":
+        raise UnsupportedPair(
+            f"{matrix.tensor}: weights of the kind {matrix.kind!r} have no form on a GPU",
+            hint="run this model on the CPU, or with a named dtype in torch",
+        )
     # A file that is mapped cannot be written to, and torch warns of that: it is only read here.
     raw = torch.from_numpy(data if data.flags.writeable else data.copy()).to(device)
+    if matrix.kind == "f16":  # side paths: small, and float32 holds them exactly
+        return dense(torch.from_numpy(unpack_plain(data, "f16", matrix.rows, matrix.cols)).to(device), "f32")
     if matrix.kind in _DENSE:
         return dense(_plain(raw, matrix), matrix.kind)
     bits, groups = BITS[matrix.kind], -(-matrix.cols // matrix.group)
@@ -102,6 +109,13 @@ def bring(matrix: Matrix, data: np.ndarray, device: torch.device) -> Weight:
     scales = _table(parts[:, :, :64], matrix.rows)
     minima = _table(parts[:, :, 64:128], matrix.rows) if matrix.minimum else None
     return quantised(codes, scales, minima, kind=matrix.kind, cols=matrix.cols)
+
+
+def widened(matrix: Matrix, data: np.ndarray, begin: int, width: int, device: torch.device) -> Weight:
+    """A matrix of plain numbers that reads only a part of its input, with zeros for the rest."""
+    values = torch.zeros(matrix.rows, width)
+    values[:, begin : begin + matrix.cols] = torch.from_numpy(unpack_plain(data, matrix.kind, matrix.rows, matrix.cols))
+    return dense(values.to(device), "f32")
 
 
 def dense(values: Tensor, kind: str) -> Weight:

@@ -1,0 +1,129 @@
+"""Values of learned weights, made once for a whole step instead of once for every micro-batch, recomputation and chunk of scores.
+
+    with once(model):                                   # every `Learned` weight is a plain one inside
+        for micro in batch:
+            loss(model, micro).backward()
+    optimizer.step()                                    # after it, never inside: weights must not change there
+
+Inside, a module computes with one finished tensor, a parameter of its own called `made`, whose gradient adds up over all
+micro-batches; it comes to the weight and its scales when the block is left, in one backward pass. Because it is linear in that
+gradient, the result is what it would have been, but for rounding. Sums of several gradients are kept in float32 whatever the
+tensor is. A compiled block sees nothing but a plain product, and the same objects in every step.
+
+Without gradients (`torch.no_grad()`) it serves evaluation the same way. Checkpoints and averages belong outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.nn.formats.base import Format, Packed, PackedPart
+from orchard.nn.formats.learned import Learned, computed_in
+from orchard.nn.linear import Embedding
+
+NAME = "made"
+
+
+class Made(Format):
+    """A weight whose values are there already, as the module's parameter `made`."""
+
+    def __init__(self, learned: Learned, dtype: torch.dtype) -> None:
+        self.learned, self.dtype = learned, dtype
+
+    def layout(self, shape: tuple[int, ...]) -> dict[str, PackedPart]:
+        return {NAME: PackedPart(shape, self.dtype, trained=True)}
+
+    def pack(self, weight: Tensor) -> Packed:
+        raise ConfigError("a weight is put in place inside `once`", hint="leave that block first")
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        return packed[NAME].to(dtype)
+
+    def matmul(self, x: Tensor, packed: Packed) -> Tensor:
+        return functional.linear(x, packed[NAME].to(computed_in(x)))
+
+    def fake(self, weight: Tensor) -> Tensor:
+        return self.learned.fake(weight)
+
+
+@contextmanager
+def once(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Make the values of all learned weights of a model now. `dtype`: what they are multiplied in (bfloat16 where autocast says
+    so); None: float32. If the block ends with an error, these weights get no gradient and everything else is as it was."""
+    found = [module for module in model.modules() if isinstance(getattr(module, "format", None), Learned)]
+    if any(isinstance(getattr(module, "format", None), Made) for module in model.modules()):
+        raise ConfigError("this model is inside `once` already", hint="use one block for a whole step")
+    kept: list[_Kept] = []
+    try:
+        for module in found:
+            # A table is also looked up in, and what is looked up is added to without rounding.
+            kept.append(_Kept(module, torch.float32 if dtype is None or isinstance(module, Embedding) else dtype))
+        yield
+        for one in kept:
+            one.leave()
+            one.pass_on()
+    finally:
+        for one in kept:
+            one.leave()
+
+
+class _Kept:
+    """One module's weight while its values are made."""
+
+    def __init__(self, module: Any, dtype: torch.dtype) -> None:
+        self.module, self.format = module, module.format
+        self.total: Tensor | None = None
+        parts: Packed = module.packed()
+        if any(hasattr(part, "placements") for part in parts.values()):
+            raise UnsupportedPair(
+                "`once` and weights that live in shards", hint="train without shards, or without `once`"
+            )
+        self.trained = [part for name, part in parts.items() if part.requires_grad]
+        learns = torch.is_grad_enabled() and bool(self.trained)
+        with torch.no_grad():
+            values = self.format.unpack(parts, dtype)
+        # The same objects in every step: whoever compiled the module would compile it again for others.
+        made, form = module.__dict__.get("_made", (None, None))
+        if made is None or made.dtype != dtype or made.device != values.device or form.learned is not self.format:
+            made, form = nn.Parameter(values, requires_grad=learns), Made(self.format, dtype)
+            module.__dict__["_made"] = (made, form)
+        else:
+            made.data = values
+            made.requires_grad_(learns)
+        made.grad = None
+        self.made = made
+        self.hook = made.register_post_accumulate_grad_hook(self._add) if learns and dtype != torch.float32 else None
+        module._parameters[NAME] = made
+        module.format = form
+
+    def _add(self, made: Tensor) -> None:
+        """Add a micro-batch's gradient to those before it, in float32."""
+        assert made.grad is not None
+        self.total = made.grad.float() if self.total is None else self.total.add_(made.grad)
+        made.grad = None
+
+    def leave(self) -> None:
+        """Give the module its own format back."""
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+        self.module._parameters.pop(NAME, None)
+        self.module.format = self.format
+
+    def pass_on(self) -> None:
+        """The gradient of the values becomes that of the weight and its scales."""
+        total = self.made.grad if self.total is None else self.total
+        self.made.grad = self.total = None
+        self.made.data = self.made.data.new_empty(0)
+        if total is None:
+            return
+        with torch.enable_grad(), torch.autocast(total.device.type, enabled=False):
+            values = self.format.unpack(self.module.packed(), torch.float32)
+        torch.autograd.backward(values, total, inputs=self.trained)
