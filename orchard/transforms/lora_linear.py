@@ -49,6 +49,8 @@ class LoraLinear(Linear):
         """Of what the side path reads, in training."""
         dora: bool = False
         """Train the lengths of the adapted weight's rows too."""
+        kept: bool = False
+        """This side path belongs to the model (`Recover`): an adapter goes beside it and not in its place."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter

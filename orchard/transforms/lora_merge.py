@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Linear
+from orchard.transforms.lora_kept import KeptLinear
 from orchard.transforms.lora_linear import LoraLinear
 from orchard.transforms.lora_sides import Side, found_in
 from orchard.transforms.lora_twin import replaced, twin
@@ -28,9 +29,16 @@ from orchard.transforms.lora_twin import replaced, twin
 M = TypeVar("M", bound=nn.Module)
 
 
-def merged(model: M) -> M:
-    """A twin without side paths that does the same; only the weights beside one are new tensors."""
-    return replaced(model, {path: LoraLinear.merge for path, _ in found_in(model)})
+def merged(model: M, *, own: bool = True) -> M:
+    """A twin without side paths that does the same; only the weights beside one are new tensors. Without `own`, side paths that
+    belong to the model itself (`kept`) stay beside its weights: adapters alone are merged."""
+    makers: dict[str, Callable[[Any], nn.Module]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, LoraLinear) and (own or not module.config.kept):
+            makers[path] = _merge_all if own else LoraLinear.merge
+        elif own and isinstance(module, KeptLinear):
+            makers[path] = KeptLinear.merge
+    return replaced(model, makers)
 
 
 def lengths_of(model: nn.Module) -> dict[str, np.ndarray]:
@@ -76,10 +84,16 @@ def merged_in(model: M) -> Iterator[M]:
 # Inside ---------------------------------------------------------------------------------------------------------------
 
 
+def _merge_all(linear: LoraLinear) -> nn.Module:
+    made = linear.merge()
+    return made.merge() if isinstance(made, KeptLinear) else made
+
+
 def _taker(path: str, side: Side, magnitude: Any, length: Any) -> Callable[[Any], nn.Module]:
     def make(linear: Any) -> nn.Module:
-        if type(linear) is not Linear or not isinstance(linear.format, Plain):
-            what = type(linear.format).__name__ if type(linear) is Linear else type(linear).__name__
+        alone = type(linear) in (Linear, KeptLinear)
+        if not alone or not isinstance(linear.format, Plain):
+            what = type(linear.format).__name__ if alone else type(linear).__name__
             raise UnsupportedPair(
                 f"{path} is a {what}: side paths come out of dense weights only", hint="load it with dtype='float32'"
             )

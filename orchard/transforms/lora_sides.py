@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.linear import Linear
+from orchard.transforms.lora_kept import KeptLinear, LoraOver, beside, refuse_dora
 from orchard.transforms.lora_linear import TRAINED, LoraLinear
 from orchard.transforms.lora_twin import replaced, twin
 
@@ -25,7 +26,8 @@ def with_sides(
     biases: Mapping[str, Sequence[Any]] | None = None,
     magnitudes: Mapping[str, Any] | None = None,
 ) -> M:
-    """A twin of a built model with trained side paths, by module path; those of one module are joined into one.
+    """A twin of a built model with trained side paths, by module path; those of one module are joined into one. Side paths that
+    belong to the model itself (`kept`) stay what they are.
 
     It shares every tensor with the model, which is not changed. `biases` stand in place of a module's own; of several, each
     counts by how far it is from that. `magnitudes` are DoRA's, of modules with one side path: the lengths of several do not add.
@@ -40,8 +42,10 @@ def with_sides(
 
 
 def sides_of(model: nn.Module) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
-    """The side paths of a model, by module path, as float32 arrays: what an adapter's file holds."""
-    return {path: (_array(module.lora_a), _array(module.lora_b), module.scale) for path, module in found_in(model)}
+    """The side paths of a model, by module path, as float32 arrays: what an adapter's file holds. Those that belong to the model
+    itself (`kept`) are not among them."""
+    found = [(path, module) for path, module in found_in(model) if not module.config.kept]
+    return {path: (_array(module.lora_a), _array(module.lora_b), module.scale) for path, module in found}
 
 
 def magnitudes_of(model: nn.Module) -> dict[str, np.ndarray]:
@@ -73,15 +77,18 @@ def _maker(
     path: str, sides: Sequence[Side], biases: Sequence[Any], magnitude: Any = None
 ) -> Callable[[Any], nn.Module]:
     def make(linear: Any) -> nn.Module:
-        if type(linear) not in (Linear, LoraLinear):
+        if type(linear) not in (Linear, LoraLinear, KeptLinear, LoraOver):
             raise UnsupportedPair(f"{path} is a {type(linear).__name__}, which takes no side path", hint="adapt others")
-        own = [(linear.lora_a, linear.lora_b, linear.scale)] if type(linear) is LoraLinear else []
+        joins = isinstance(linear, LoraLinear) and not linear.config.kept  # what belongs to the model stays apart
+        own = [(linear.lora_a, linear.lora_b, linear.scale)] if joins else []
+        if magnitude is not None and not joins:
+            refuse_dora(linear)
         dora = magnitude is not None or (bool(own) and linear.config.dora)
         if sides and dora and len(sides) + len(own) > 1:
             raise UnsupportedPair(
                 f"{path} has several side paths, and one is DoRA's", hint="apply a DoRA adapter alone"
             )
-        made = _joined(path, linear, [*sides, *own]) if sides else twin(linear)
+        made = _joined(path, linear.without() if joins else linear, [*sides, *own]) if sides else twin(linear)
         if magnitude is not None:
             made.set_magnitude(_lengths(path, magnitude, linear))
         if biases:
@@ -106,7 +113,7 @@ def _joined(path: str, linear: Linear, sides: Sequence[Side]) -> LoraLinear:
             )
     rank = sum(len(a) for a, _, _ in pairs)
     scale = pairs[0][2] if len(pairs) == 1 else 1.0
-    made = LoraLinear.around(linear.without() if isinstance(linear, LoraLinear) else linear, rank, scale * rank)
+    made = beside(linear, r=rank, alpha=scale * rank)
     made.lora_a = nn.Parameter(torch.cat([a for a, _, _ in pairs]), requires_grad=False)
     bs = [b if len(pairs) == 1 else b * each for _, b, each in pairs]
     made.lora_b = nn.Parameter(torch.cat(bs, dim=1), requires_grad=False)
