@@ -73,6 +73,7 @@ docs: .venv/.dev ## write the generated pages again: technique cards and the com
 fuzz: .venv/.dev .venv/.native ## the long fuzz runs (a short one is part of make test)
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.weights_fuzz --count 200000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.checkpoint_fuzz --count 20000
+	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.compressed_fuzz --count 20000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.template_fuzz --count 20000
 	@$(TEST_ENV) $(BIN)/python -m tests.fuzz.serve_fuzz --count 20000
 

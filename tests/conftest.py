@@ -76,6 +76,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (home / "models").symlink_to(Library().models, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHARD_HOME", str(home))
+        # Models that came with the checkout are joined into a library by being named: a test that means them unsets this.
+        patch.setenv("ORCHARD_WEIGHTS", str(home / "no-weights"))
         yield home
 
 

@@ -128,10 +128,13 @@ def load_model(name: str, draft: str | None = None) -> Model:
     """Load a model, and one that guesses for it. A name that is not there is refused before anything heavy is imported."""
     from orchard.weights.library import Library
 
-    paths = [Library().resolve(one) for one in (name, draft) if one is not None]
+    asked = [name] if draft is None or draft == "none" else [name, draft]
+    paths = [Library().resolve(one) for one in asked]
     with _saying(f"loading {name} …"):
         from orchard.session.model import load, starts_without_torch
 
+        own = Library().draft_of(paths[0]) if draft is None else None
+        paths += [] if own is None else [own]
         if not all(map(starts_without_torch, paths)):
             from orchard.cli.process import import_torch
 

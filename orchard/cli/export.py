@@ -1,4 +1,4 @@
-"""`orchard export MODEL --to PATH --format hf|gguf|peft`: a model in another format, kept if it is still the same model."""
+"""`orchard export MODEL --to PATH --format hf|gguf|orchard|peft`: a model in another format, if it is still the same."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Format(StrEnum):
     hf = "hf"
     gguf = "gguf"
+    orchard = "orchard"
     peft = "peft"
 
 
@@ -30,10 +31,13 @@ class Type(StrEnum):
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A model of the library, a GGUF file or a model folder.")],
-    to: Annotated[Path, typer.Option("--to", metavar="PATH", help="The GGUF file or the folder to write.")],
+    model: Annotated[str, typer.Argument(help="A model of the library, a GGUF or .orchard file, or a model folder.")],
+    to: Annotated[Path, typer.Option("--to", metavar="PATH", help="The file or the folder to write.")],
     format: Annotated[
-        Format, typer.Option("--format", help="A Hugging Face folder, a GGUF file, or an adapter alone.")
+        Format,
+        typer.Option(
+            "--format", help="A Hugging Face folder, a GGUF file, a compressed file (.orchard), or an adapter alone."
+        ),
     ],
     type: Annotated[
         Type | None,
@@ -42,7 +46,9 @@ def export(
     adapter: Annotated[
         list[Path] | None, typer.Option("--adapter", metavar="PATH", help="An adapter's folder; may be repeated.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the weights.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the adapters, and a compressed model's own side paths, to the weights.")
+    ] = False,
     unmerge: Annotated[
         bool, typer.Option("--unmerge", help="Take adapters out of weights that they were merged into.")
     ] = False,

@@ -9,16 +9,19 @@ from orchard.cli.options import JsonOption
 
 
 def list_models(as_json: JsonOption = False) -> None:
-    """List the models of the library."""
+    """List the models of the library, and those that came with the checkout."""
     from orchard.weights.library import DEFAULT_MODEL, Library
+    from orchard.weights.parts import parcels
 
     library = Library()
     entries = library.list()
     rows = [_row(entry) for entry in entries]
+    here = {entry.name for entry in entries}
+    waiting = [parcel.to_dict() for parcel in parcels() if parcel.name not in here]
     if as_json:
-        print_json({"home": str(library.home), "models": rows})
+        print_json({"home": str(library.home), "models": rows, "available": waiting})
         return
-    if not rows:
+    if not rows and not waiting:
         note(f"the library at {library.home} is empty; get the default model: orchard pull {DEFAULT_MODEL}")
         return
     from rich.table import Table
@@ -29,6 +32,9 @@ def list_models(as_json: JsonOption = False) -> None:
     for row in rows:
         quantisation = f"damaged: {row['damaged']}" if row["damaged"] else row["quantisation"]
         table.add_row(row["name"], row["family"], human_bytes(row["bytes"]), quantisation, row["source"])
+    for row in waiting:
+        state = f"damaged: {row['damaged']}" if row["damaged"] else "available: joined when it is first used"
+        table.add_row(row["name"], "", human_bytes(row["bytes"]), state, row["path"])
     console().print(table)
     for row in rows:
         if row["damaged"]:

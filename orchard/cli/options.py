@@ -14,7 +14,7 @@ DraftOption = Annotated[
     typer.Option(
         "--draft",
         metavar="NAME",
-        help="A smaller model of the same vocabulary that guesses tokens; answers stay the same.",
+        help="A smaller model of the same vocabulary that guesses tokens; answers stay the same. `none`: not even its own.",
     ),
 ]
 SystemOption = Annotated[

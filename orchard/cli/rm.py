@@ -32,7 +32,8 @@ def rm(
             raise typer.Exit(1)
     removed = library.remove(name, waiting=lambda: note(f"a pull of {name} is running; waiting for it to end"))
     # Its packed files may be of another state of it, or of the folder where the record was damaged.
-    packed = sum(forget(path) for path in {removed.path, removed.model_path, removed.path / "model.gguf"})
+    files = {removed.path / file for file in removed.files}  # the model's, and that of a draft that came with it
+    packed = sum(forget(path) for path in {removed.path, removed.model_path, removed.path / "model.gguf", *files})
     if as_json:
         print_json({"removed": removed.name, "bytes": removed.bytes, "packed_bytes": packed})
     else:

@@ -104,7 +104,7 @@ def _named(text: str) -> tuple[str | None, str]:
 def _called(path: Path) -> str:
     """`/models/my-model.gguf` and `/models/my-model/` are both my-model."""
     place = path.expanduser().absolute()
-    return (place.stem if place.suffix == ".gguf" else place.name) or "model"
+    return (place.stem if place.suffix in (".gguf", ".orchard") else place.name) or "model"
 
 
 def adapters_of(given: Sequence[str], sources: dict[str, str], *, any_model: bool) -> dict[str, dict[str, str]]:
@@ -141,6 +141,9 @@ def drafts_of(given: Sequence[str], sources: dict[str, str]) -> dict[str, str]:
         name, draft = (before, after) if equals and before in sources else (next(iter(sources)), text)
         if name in found:
             raise UsageError(f"--draft: two are to guess for {name}", hint="give one for each: MODEL=NAME")
+        if draft == "none":  # not even the one that the model came with
+            found[name] = draft
+            continue
         try:
             found[name] = next(iter(sources_of([draft]).values()))
         except ModelNotFound as error:

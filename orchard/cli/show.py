@@ -15,6 +15,7 @@ import typer
 from orchard.cli.common import console, human_bytes, print_json, printable
 from orchard.cli.options import JsonOption
 from orchard.cli.show_adapter import is_adapter, show_adapter
+from orchard.cli.show_compressed import compressed_facts, compressed_lines, compressed_table
 from orchard.cli.show_embedding import embedding_facts, embedding_lines
 from orchard.cli.show_plan import show_plan
 from orchard.core.errors import UsageError
@@ -32,7 +33,9 @@ KINDS = (
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A model of the library, a GGUF file, a model folder or an adapter's.")],
+    name: Annotated[
+        str, typer.Argument(help="A model of the library, a GGUF or .orchard file, a model folder or an adapter's.")
+    ],
     template: Annotated[
         bool, typer.Option("--template", help="Print the whole chat template and nothing else.")
     ] = False,
@@ -79,6 +82,13 @@ def headers(path: Path) -> dict[str, Any]:
             template = folder.chat_template or (folder.tokenizer_config or {}).get("chat_template")
             facts = _facts(path, "safetensors", folder.config, folder.tensors, template, "")
             return facts | embedding_facts(folder)
+    from orchard.weights.compressed_file import CompressedFile, is_compressed
+
+    if is_compressed(path):
+        with CompressedFile.open(path) as compressed:
+            words = compressed.tokenizer_facts()[0].get("chat_template")
+            facts = _facts(path, "orchard", compressed.hf_config, {}, words, compressed.licence or "")
+            return facts | compressed_facts(compressed)
     from orchard.weights.gguf.arch import file_config
     from orchard.weights.gguf.reader import GGUFFile
 
@@ -212,10 +222,16 @@ def _print(facts: dict[str, Any]) -> None:
     if "embedding" in facts:
         first = embedding_lines(facts["embedding"])
         lines = first | lines | first  # before the rest, and in place of what is there
+    if "compressed" in facts:
+        lines |= compressed_lines(facts)
     print(facts["name"])
     for label, value in lines.items():
         if value:
             print(printable(f"  {label:<11} {value}"))
+    if "compressed" in facts:
+        print()
+        console().print(compressed_table(facts["compressed"]))
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("  tensors")
     table.add_column("type")

@@ -66,15 +66,34 @@ def build(
         return tokenizer, Built(decoder, checkpoint.family, checkpoint.hf_config)
 
 
+def build_stored(path: Path) -> tuple[Tokenizer, Built]:
+    """The same with every weight in the format that its file stores it in, code for code."""
+    from orchard.weights.checkpoint import open_checkpoint
+    from orchard.weights.load import load_decoder
+    from orchard.weights.stored import as_stored
+
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = tokenizer_of(checkpoint)
+        decoder = load_decoder(checkpoint, as_stored(checkpoint, checkpoint.config()))
+        return tokenizer, Built(decoder, checkpoint.family, checkpoint.hf_config)
+
+
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that came with a checkpoint."""
     return guarded(f"the tokenizer of {checkpoint.path.name} cannot be used", lambda: _tokenizer(checkpoint))
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    from orchard.weights.compressed_file import CompressedFile
     from orchard.weights.folder import HFFolder
 
     source = checkpoint.source
+    if isinstance(source, CompressedFile):
+        data = source.files().get("tokenizer.json")
+        if data is None:
+            hint = "write it again with the tokenizer's files"
+            raise MissingTokenizer(f"{checkpoint.path.name} holds no tokenizer.json", hint=hint)
+        return Tokenizer.from_bytes(data, *source.tokenizer_facts())
     if not isinstance(source, HFFolder):
         return Tokenizer.from_gguf(source.metadata)
     if source.tokenizer is None:

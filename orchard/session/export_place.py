@@ -12,6 +12,8 @@ from pathlib import Path
 from orchard.core.errors import DiskFull, UsageError
 from orchard.core.files import disk_errors
 
+FILES = {"gguf": ".gguf", "orchard": ".orchard"}
+"""Formats that are one file, and how its name ends."""
 SIGNS = {"hf": ("config.json",), "peft": ("adapter_config.json",)}
 """What a folder must hold to be one that an export may replace."""
 
@@ -66,8 +68,9 @@ def placed(target: Path, force: bool) -> Iterator[Placed]:
 
 def check_target(target: Path, format: str, force: bool, sources: Sequence[Path]) -> None:
     """Refuse a target that cannot be, is there already, or is what is read from."""
-    if (target.suffix == ".gguf") != (format == "gguf"):
-        what = "a GGUF file's name ends in .gguf" if format == "gguf" else "a folder's name does not end in .gguf"
+    ending = FILES.get(format, "")
+    if (target.suffix if target.suffix in FILES.values() else "") != ending:
+        what = f"its name ends in {ending}" if ending else "a folder's name does not end like a model file's"
         raise UsageError(f"{target.name} for --format {format}", hint=what)
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}", hint="make it first")
@@ -75,13 +78,13 @@ def check_target(target: Path, format: str, force: bool, sources: Sequence[Path]
     for source in (source.resolve() for source in sources):
         if real == source or real in source.parents or source in real.parents:
             raise UsageError(f"{target} is what is read from, or around it, or in it", hint="choose another place")
-    if not os.path.lexists(target) or (format != "gguf" and is_empty_folder(target)):
+    if not os.path.lexists(target) or (not ending and is_empty_folder(target)):
         return
     if not force:
         raise _taken(target)
-    known = target.is_file() if format == "gguf" else any((target / sign).is_file() for sign in SIGNS[format])
+    known = target.is_file() if ending else any((target / sign).is_file() for sign in SIGNS[format])
     if not known:
-        kind = {"gguf": "a file", "hf": "a model folder", "peft": "an adapter's folder"}[format]
+        kind = "a file" if ending else {"hf": "a model folder", "peft": "an adapter's folder"}[format]
         raise UsageError(f"{target} is not {kind}, so it is not replaced", hint="choose another name")
 
 

@@ -65,9 +65,9 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     rewrite: Callable[[Decoder.Config], Decoder.Config] | None = None,
-    draft: str | Path | None = None,
+    draft: str | Path | bool | None = None,
 ) -> Model:
-    """Load a pulled model by name, or a GGUF file or Hugging Face folder by path.
+    """Load a pulled model by name, or a GGUF file, compressed file (`.orchard`) or Hugging Face folder by path.
 
     `dtype` "auto" on a CPU runs the native engine, on weights as the file stores them; the first load of a model packs it for
     that engine. On a CUDA device the same weights run in kernels of their own. Without native kernels (`orchard doctor` says
@@ -75,11 +75,22 @@ def load(
     dtype that is named ("float32", "bfloat16", "float16") is computed in by torch, as is everything under `ORCHARD_NATIVE=0`.
     `rewrite` changes the config tree before anything is built: other weight formats, other stores, other parts. `draft` names a
     smaller model of the same vocabulary that guesses tokens for this one: answers stay the same and come sooner where that pays.
+    A model of the library that came with a draft uses it unless another is named, or none (`draft=False`, or "none").
     """
     model = _loaded(name_or_path, dtype, device, rewrite)
-    if draft is not None:
-        model.guess_with(load(draft, dtype=dtype, device=device))
+    guessing = draft_for(model.source, draft)
+    if guessing is not None:
+        model.guess_with(load(guessing, dtype=dtype, device=device, draft=False))
     return model
+
+
+def draft_for(source: Path | None, asked: str | Path | bool | None) -> str | Path | None:
+    """The draft that a model at a path is loaded with: the one asked for, or the one it came with."""
+    if asked is False or asked == "none":
+        return None
+    if asked is None or asked is True:
+        return Library().draft_of(source) if source is not None else None
+    return asked
 
 
 def _loaded(
@@ -337,8 +348,9 @@ class Model:
         return Request(tuple(self.prompt_ids(prompt)), sampling=Sampling(**chosen), **others)  # type: ignore[arg-type]
 
     def save(self, path: str | Path, *, type: str | None = None) -> None:
-        """Write the model: a GGUF file where the path ends in `.gguf` (type f32, f16, bf16, q8_0, q4_0), otherwise a
-        Hugging Face folder (type float32, float16, bfloat16)."""
+        """Write the model: a GGUF file where the path ends in `.gguf` (type f32, f16, bf16, q8_0, q4_0), a compressed file where
+        it ends in `.orchard` (weights as the torch modules keep them), otherwise a Hugging Face folder (type float32, float16,
+        bfloat16)."""
         from orchard.session.save import save_model
 
         save_model(self, Path(path), type)

@@ -51,7 +51,8 @@ def packed_folder() -> Path:
 def packed_path(source: Path) -> Path:
     """Where the packed file of a model belongs, whether it is there or not."""
     facts = _facts(source)
-    name = source.parent.name if source.stem == "model" else source.stem if source.suffix == ".gguf" else source.name
+    named = source.suffix in (".gguf", ENDING)
+    name = source.parent.name if source.stem == "model" else source.stem if named else source.name
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60].strip("-.") or "model"
     state = _hash(facts["size"], facts["mtime_ns"], FORMAT, LAYOUT)
     return packed_folder() / f"{readable}-{_hash(facts['path'])}-{state}{ENDING}"
@@ -99,7 +100,7 @@ def made(source: Path, rewrite: Rewrite | None = None, *, reason: str = "") -> P
     with open_checkpoint(source) as checkpoint:
         tokenizer = tokenizer_of(checkpoint)
         tree = as_stored(checkpoint, checkpoint.config())
-        decoder = load_decoder(checkpoint, rewrite(tree) if rewrite is not None else tree)
+        decoder = load_decoder(checkpoint, rewrite(tree) if rewrite is not None else tree, dtype=None)
         try:
             plan = lower(decoder)
         except OrchardError as error:

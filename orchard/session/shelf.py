@@ -8,13 +8,16 @@ from orchard.core.errors import OrchardError
 
 
 def installed() -> list[str]:
-    """Names of the models in the library that are whole."""
+    """Names of the models that can be loaded: those of the library that are whole, and those that came with the checkout."""
     from orchard.weights.library import Library
+    from orchard.weights.parts import parcels
 
     try:
-        return [entry.name for entry in Library().list() if not entry.damaged]
+        here = {entry.name: not entry.damaged for entry in Library().list()}
     except OSError:
-        return []
+        here = {}
+    waiting = {parcel.name: not parcel.damaged for parcel in parcels()}
+    return [name for name, whole in {**waiting, **here}.items() if whole]
 
 
 def path_of(source: str) -> Path:

@@ -20,8 +20,33 @@ def load_file(
     special_map: Mapping[str, Any] | None = None,
     generation_config: Mapping[str, Any] | None = None,
 ) -> Loaded:
+    return _loaded(path, _read(path), config, special_map, generation_config)
+
+
+def load_bytes(
+    data: bytes,
+    config: Mapping[str, Any] | None = None,
+    special_map: Mapping[str, Any] | None = None,
+    generation_config: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """The same from the bytes of a tokenizer.json that lies inside another file."""
+    name = Path("tokenizer.json")
+    try:
+        source = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{name} is not UTF-8 text: {error}", hint="fetch the model again") from error
+    return _loaded(name, _parsed(name, source), config, special_map, generation_config)
+
+
+def _loaded(
+    path: Path,
+    found: tuple[dict[str, Any], str],
+    config: Mapping[str, Any] | None,
+    special_map: Mapping[str, Any] | None,
+    generation_config: Mapping[str, Any] | None,
+) -> Loaded:
     facts = {**(special_map or {}), **(config or {})}
-    tree, source = _read(path)
+    tree, source = found
     backend = _build(path, tree, source)
     _add_from_config(backend, facts)
     control, unknown = _control_ids(backend, tree)
@@ -54,11 +79,18 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         if path.stat().st_size > _MAX_BYTES:
             raise BadFile(f"{path.name} is larger than any tokenizer", hint="check that the right file was given")
         source = path.read_text(encoding="utf-8")
-        tree = json.loads(source)
     except FileNotFoundError:
         raise MissingTokenizer(f"there is no {path}", hint="the model folder needs a tokenizer.json") from None
     except OSError as error:
         raise MissingTokenizer(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from error
+    except ValueError as error:
+        raise BadFile(f"{path} is not valid JSON: {error}", hint="fetch the model again") from error
+    return _parsed(path, source)
+
+
+def _parsed(path: Path, source: str) -> tuple[dict[str, Any], str]:
+    try:
+        tree = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{path} is not valid JSON: {error}", hint="fetch the model again") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("model"), dict):

@@ -55,6 +55,19 @@ class Tokenizer:
         return cls(load_file(Path(path), config, special_map, generation_config))
 
     @classmethod
+    def from_bytes(
+        cls,
+        data: bytes,
+        config: Mapping[str, Any] | None = None,
+        special_map: Mapping[str, Any] | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> Tokenizer:
+        """The same from the bytes of tokenizer.json."""
+        from orchard.text.from_file import load_bytes
+
+        return cls(load_bytes(data, config, special_map, generation_config))
+
+    @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         from orchard.text.from_gguf import load_gguf
 

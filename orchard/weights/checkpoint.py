@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,12 +25,16 @@ from orchard.models.zoo.fields import count, shown
 from orchard.nn.attention import Attention
 from orchard.nn.formats import Grouped
 from orchard.nn.moe import MoE
+from orchard.weights.compressed_file import ENDING, is_compressed
 from orchard.weights.folder import HFFolder
 from orchard.weights.gguf.arch import ROPE_FACTORS, file_config
 from orchard.weights.gguf.grouped import split
 from orchard.weights.gguf.quants import READABLE
 from orchard.weights.gguf.reader import GGUFFile
 from orchard.weights.sentence import refuse_encoder
+
+if TYPE_CHECKING:
+    from orchard.weights.compressed_file import CompressedFile
 
 INCOMPLETE = "the file is incomplete: download it again"
 DISAGREE = "the config and the weights disagree: they are of different models, or one of them is damaged"
@@ -58,7 +62,7 @@ class Checkpoint:
     family: Family
     hf_config: dict[str, Any]
     tensors: Mapping[str, TensorLike]
-    source: GGUFFile | HFFolder
+    source: GGUFFile | HFFolder | CompressedFile
     licence: str | None = None
 
     def config(self) -> Decoder.Config:
@@ -122,6 +126,10 @@ class Checkpoint:
             found |= {name for name in spellings("lm_head.weight") if self._repeats_embedding(name, tree)}
         return found
 
+    def holds(self, ours: str) -> bool:
+        """Whether the file has a tensor that only Orchard knows, such as a side path's. Files of others have none."""
+        return False
+
     def read(self, ours: str, tree: Decoder.Config) -> Tensor:
         """One of our tensors, dense: in the dtype it has on disk, or float32 where the file packs it."""
         name = self.name(ours, tree)
@@ -170,7 +178,8 @@ class Checkpoint:
             raise BadFile(f"{self.path.name} has no tensor {name!r}", hint=INCOMPLETE)
         if isinstance(self.source, GGUFFile):
             return self.source.read(name, dtype=None)
-        return self.source.read(name)
+        tensor: Tensor = self.source.read(name)
+        return tensor
 
     def _spelled(self, name: str) -> str:
         for candidate in spellings(name):
@@ -204,17 +213,25 @@ def spellings(name: str) -> list[str]:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a GGUF file, a Hugging Face folder, or a folder with one GGUF file in it. Reads headers only."""
+    """Open a GGUF file, a compressed file, a Hugging Face folder, or a folder with one such file in it. Reads headers only."""
     path = Path(path)
     if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
+        files = sorted((*path.glob("*.gguf"), *path.glob(f"*{ENDING}")))
         if files and not (path / "config.json").exists():
             if len(files) > 1:
-                raise BadFile(f"{path.name} holds {len(files)} GGUF files", hint="name the one you want")
-            return _open_gguf(files[0])
+                raise BadFile(f"{path.name} holds {len(files)} model files", hint="name the one you want")
+            return _open_file(files[0])
         return _open_folder(path)
     if not path.exists():
         raise ModelNotFound(f"nothing at {path}", hint="check the path, or `orchard list` for pulled models")
+    return _open_file(path)
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if is_compressed(path):
+        from orchard.weights.compressed_read import CompressedCheckpoint
+
+        return CompressedCheckpoint.open(path)
     return _open_gguf(path)
 
 

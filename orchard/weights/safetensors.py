@@ -220,16 +220,11 @@ def stored_bytes(source: torch.Tensor | Lazy) -> int:
     return math.prod(source.shape) * _DTYPES[dtype_name(source.dtype)][0] // 8
 
 
-def write_safetensors(
-    path: Path | str,
-    tensors: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write a whole file or none. The same content gives the same bytes, whatever the order of the mapping.
-
-    Wider dtypes come first, then names in order, so that each tensor starts at a multiple of its value size.
-    """
-    known = {name: announce(source) for name, source in tensors.items()}
+def header_of(
+    path: Path | str, known: Mapping[str, torch.Tensor | Lazy], metadata: Mapping[str, str] | None = None
+) -> tuple[list[str], bytes]:
+    """The tensors in the order of the file, and its header. With the header's eight bytes of length they make the file's size
+    known before anything is written."""
     if "__metadata__" in known:
         raise UsageError("a tensor cannot be named __metadata__", hint="rename it")
     if not all(isinstance(part, str) for pair in (metadata or {}).items() for part in pair):
@@ -251,6 +246,20 @@ def write_safetensors(
         raise UsageError(
             f"{path}: the header would be {len(text):,} bytes", hint="split the tensors over several files"
         )
+    return order, text
+
+
+def write_safetensors(
+    path: Path | str,
+    tensors: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a whole file or none. The same content gives the same bytes, whatever the order of the mapping.
+
+    Wider dtypes come first, then names in order, so that each tensor starts at a multiple of its value size.
+    """
+    known = {name: announce(source) for name, source in tensors.items()}
+    order, text = header_of(path, known, metadata)
     with atomic_write(Path(path)) as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)

@@ -14,13 +14,30 @@ from orchard.weights.checkpoint import Checkpoint
 from orchard.weights.gguf.grouped import GROUP
 from orchard.weights.gguf.types import GGMLType
 
+_KINDS = (Linear.Config, GroupedLinear.Config, Embedding.Config)
+
 
 def as_stored(checkpoint: Checkpoint, tree: Decoder.Config) -> Decoder.Config:
     """`tree` with the format of every weight set to what the checkpoint stores its tensor as. Nothing is read."""
     tree = tree.clone()
+    if checkpoint.format == "orchard":  # which says so itself; parts that it lacks stay as they are asked for
+        kept = {path: node.format for path, node in checkpoint.config().walk() if isinstance(node, _KINDS)}
+        for path, node in tree.walk():
+            if isinstance(node, _KINDS) and path in kept:
+                node.format = kept[path].clone()
+        return tree
     for path, node in tree.walk():
-        if isinstance(node, Linear.Config | GroupedLinear.Config | Embedding.Config):
+        if isinstance(node, _KINDS):
             node.format = _format(_stored_type(checkpoint, path, tree))
+    return tree
+
+
+def as_dense(tree: Decoder.Config) -> Decoder.Config:
+    """`tree` with every weight kept plain: for whoever changes weights, or merges something into them."""
+    tree = tree.clone()
+    for _, node in tree.walk():
+        if isinstance(node, _KINDS):
+            node.format = Plain.Config()
     return tree
 
 

@@ -79,7 +79,7 @@ def test_list_of_nothing_names_the_next_step(empty_home: Path, capsys: pytest.Ca
     out, err = run(capsys, "list")
     assert out == "" and "orchard pull smollm2" in err
     out, _ = run(capsys, "list", "--json")
-    assert json.loads(out) == {"home": str(empty_home), "models": []}
+    assert json.loads(out) == {"home": str(empty_home), "models": [], "available": []}
 
 
 def test_list(library: Library, capsys: pytest.CaptureFixture[str]) -> None:

@@ -304,7 +304,7 @@ def test_paths_are_resolved_and_folders_checked(
     assert library.resolve(folder) == folder / "one.gguf"
     assert library.resolve("model") == Path("model/one.gguf")
     (folder / "two.gguf").write_bytes(b"")
-    with pytest.raises(ModelNotFound, match="2 GGUF files"):
+    with pytest.raises(ModelNotFound, match="2 model files"):
         library.resolve(folder)
     (folder / "config.json").write_text("{}")
     assert library.resolve("./model") == Path("model")
