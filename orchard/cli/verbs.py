@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from orchard import __version__
-from orchard.cli import adapt, bench, chat, doctor, export, pull, respond, rm, schema, serve, show, study, train
+from orchard.cli import (
+    adapt,
+    bench,
+    chat,
+    compress,
+    doctor,
+    export,
+    pull,
+    respond,
+    rm,
+    schema,
+    serve,
+    show,
+    study,
+    train,
+)
 from orchard.cli import list as list_verb
 
 app = typer.Typer(
@@ -26,6 +41,7 @@ app.command("show")(show.show)
 app.command("rm")(rm.rm)
 app.command("train")(train.train)
 app.command("adapt")(adapt.adapt)
+app.command("compress")(compress.compress)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("study")(study.study)

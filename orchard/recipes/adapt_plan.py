@@ -101,7 +101,7 @@ def model_is_packed(model: str) -> bool:
     """Whether a model's file may hold packed weights."""
     from orchard.weights.library import Library
 
-    return Library().resolve(model).suffix == ".gguf"
+    return Library().resolve(model).suffix in (".gguf", ".orchard")
 
 
 def fast_dtype(device: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.context import Context
-from orchard.core.errors import UsageError
+from orchard.core.errors import UnsupportedPair, UsageError
 from orchard.core.progress import progress
 from orchard.core.seeds import fold
 from orchard.models.language.decoder import Decoder
@@ -148,7 +148,13 @@ class _Writer:
     def write(self, seed: int) -> Tensor:
         torch.manual_seed(seed)
         draw = np.random.default_rng(seed)
-        self.cache.rewind(torch.zeros(self.batch, dtype=torch.long, device=self.first.device))
+        try:
+            self.cache.rewind(torch.zeros(self.batch, dtype=torch.long, device=self.first.device))
+        except (
+            UnsupportedPair
+        ):  # windows forget, and cannot go back: fresh stores, and what was recorded on the old ones goes
+            self.cache = self.decoder.cache(batch=self.batch, length=self.length)
+            self.graphs.clear()
         self.turn.copy_(torch.from_numpy(draw.integers(0, self.counts[self.whose])))
         if self.counts.max() > 1:  # conversations begin with the user's side: their openings come in pairs
             self.turn.sub_(self.turn % 2 * (self.count % 2 == 0).long())

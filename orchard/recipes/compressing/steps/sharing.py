@@ -1,0 +1,41 @@
+"""Steps on keys and values: fewer layers that keep them, fewer bits for each; and time to get used to it."""
+
+from __future__ import annotations
+
+from orchard.core.errors import UsageError
+from orchard.recipes.compressing.step import Lessons, Step
+from orchard.recipes.compressing.steps import step
+
+
+@step
+def share_kv(last: int | None = None, share: float | None = None) -> Step:
+    """Let the last layers read the keys and values of the last one before them. Wants `heal` next.
+
+    last: how many layers
+    share: of all layers; 0.375 unless `last` says how many
+    """
+    from orchard.transforms.share_kv import ShareKV
+
+    if last is not None and share is not None:
+        raise UsageError("share-kv has both last and share", hint="give one of them")
+    made = ShareKV(last=last) if last is not None else ShareKV(share=0.375 if share is None else share)
+    return Step(made, costs=(1.3, 3.5))
+
+
+@step
+def kv8() -> Step:
+    """Keep keys and values in eight bits."""
+    from orchard.transforms.kv8 import KV8
+
+    return Step(KV8(), costs=(1.0, 1.01))
+
+
+@step
+def heal(tokens: int | None = None, share: float = 0.5, lr: float = 3e-4) -> Step:
+    """Train all weights, still in full precision, to say what the original says.
+
+    tokens: so many; unless given, a share of the plan's
+    share: of the plan's tokens, beside the shares of other steps
+    lr: the highest learning rate
+    """
+    return Step(lessons=Lessons(share=share, tokens=tokens, lr=lr), mends=(0.05, 0.5))
