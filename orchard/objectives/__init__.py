@@ -6,6 +6,7 @@ from orchard.objectives.collected import WithCollected, with_collected
 from orchard.objectives.distill import Distill, TopScores
 from orchard.objectives.lm import NextToken
 from orchard.objectives.logprobs import row_log_probs, token_log_probs
+from orchard.objectives.mirror import MirrorDescent
 from orchard.objectives.policy import PolicyGradient
 from orchard.objectives.preference import Preference
 
@@ -16,6 +17,7 @@ __all__ = [
     "GroupNormal",
     "LanguageModel",
     "LeaveOneOut",
+    "MirrorDescent",
     "NextToken",
     "Objective",
     "PolicyGradient",

@@ -81,10 +81,12 @@ class PolicyGradient(Configurable, Objective):
         counted = rows.targets != IGNORED
         log_probs = token_log_probs(model, rows, chunk=cfg.chunk, temperature=cfg.temperature)
         behaviour = torch.where(counted, wide(batch.behaviour).to(log_probs.dtype), 0)  # may hold anything in between
-        advantage = self.aggregate(batch.rewards, batch.groups).to(log_probs.dtype)
+        worth, told = self._worth(batch, behaviour)
+        advantage = self.aggregate(worth, batch.groups).to(log_probs.dtype)
         ratio = self._ratio(log_probs - behaviour, counted)
         followed, clipped = self._follow(ratio, advantage[:, None])
-        losses, estimate = -followed, torch.zeros_like(log_probs)
+        held, holding = self._held(log_probs - behaviour)
+        losses, estimate = held - followed, torch.zeros_like(log_probs)
         if cfg.kl:
             other = frozen_log_probs(self.reference, rows, chunk=cfg.chunk, temperature=cfg.temperature)
             estimate = k3(other.to(log_probs.dtype) - log_probs)
@@ -111,9 +113,19 @@ class PolicyGradient(Configurable, Objective):
             "reward": total(wide(rewards), real),
             "advantage": total(advantage.abs(), real),
         }
+        parts |= {name: total(each, real) for name, each in told.items()}
+        parts |= {name: total(each, counted) for name, each in holding.items()}
         if batch.ages is not None:
             parts["staleness"] = total(batch.ages.double(), real)
         return Loss(value=value, weight=weight, parts=parts)
+
+    def _worth(self, batch: GroupBatch, behaviour: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What answers are compared by, and what else to report of each row [B]."""
+        return batch.rewards, {}
+
+    def _held(self, difference: Tensor) -> tuple[Tensor | float, dict[str, Tensor]]:
+        """What each token's loss is raised by for having moved, from log-ratios, and what to report of each token [B, T]."""
+        return 0.0, {}
 
     def _ratio(self, difference: Tensor, counted: Tensor) -> Tensor:
         """[B, T], from log-ratios that are 0 where nothing counts."""

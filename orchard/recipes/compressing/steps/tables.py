@@ -37,8 +37,9 @@ def palettize(
 
 @step
 def blocks(r: int = 16) -> Step:
-    """Keep weights as blocks of 6 by 6 in 128 bits (3.56 bits a weight), the leading directions beside them. Errors count by what
-    is multiplied with them.
+    """Keep weights as blocks of 6 by 6 in 128 bits (3.56 bits a weight), the leading directions beside them.
+
+    Errors count by what is multiplied with a weight.
 
     r: directions that are kept in half precision beside the blocks; 0: none
     """
