@@ -23,7 +23,7 @@ PAGES = ("README.md", "docs/start.md", "docs/concepts.md", "CONTRIBUTING.md")
 KINDS = ("python", "console", "console norun", "text")
 RUN = re.compile(r"(orchard|python|echo .* \| orchard) .*")
 NOT_RUN = re.compile(
-    r"make \w+|echo .* \| make -s chat|git clone .*|pip install .*|orchard (pull|rm|adapt|train) .*|orchard serve"
+    r"make \w+|echo .* \| make -s chat|git clone .*|pip install .*|orchard (pull|rm|adapt|train|compress) .*|orchard serve"
 )
 CITED = re.compile(r"`((?:tests|tools)/[\w/]+\.py)(?:::(\w+))?`")
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.M | re.S)
