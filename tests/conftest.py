@@ -55,6 +55,15 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def modes() -> Iterator[None]:
+    """A test that leaves gradients switched off breaks others, far from where it stands."""
+    yield
+    import torch
+
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled(), "gradients were left switched off"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tests run several processes at once; more threads would only fight over the cores."""

@@ -188,7 +188,9 @@ def exported(net: ChannelNet, looked: Tensor, images: Tensor) -> tuple[dict[str,
         "copied_plain": plain.copied,
         "copied": best.copied,
         "copied_ratio": Value(best.copied / max(1, plain.copied), "x", note="of the plain export"),
-        "moved_ratio": Value(moved(best, images[:1]) / max(1, moved(plain, images[:1])), "x", note="with concatenations"),
+        "moved_ratio": Value(
+            moved(best, images[:1]) / max(1, moved(plain, images[:1])), "x", note="with concatenations"
+        ),
         "gathers_plain": len(plain.gathers),
         "gathers": len(best.gathers),
         "views": len(best.views),
