@@ -66,6 +66,7 @@ def test_tied_and_adapted_and_frozen_models_train_the_same(asked: list[list[Any]
         check(found, run("alone", kind, World(), 0, steps), f"{case}, {kind}")
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_spread_models_are_also_read_and_called_and_computed_in_bfloat16() -> None:
     found, half, adapted = together(["checks"], ["bfloat16", "", 0, 4], ["sharded", "narrow lora", 0, 4])

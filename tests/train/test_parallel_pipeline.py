@@ -85,6 +85,7 @@ def test_more_stages_and_data_and_tensors_compose(tmp_path: Path) -> None:
     assert "is the state of another process's shard" in other and "layers.1." in other
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_checkpoints_go_from_one_process_to_two_stages_and_back(tmp_path: Path) -> None:
     alone = {"untied": Run(Case(), World()), "tied": Run(Case(kind="tied"), World())}

@@ -66,7 +66,11 @@ def test_different_configs_are_refused_on_every_process() -> None:
 
 @pytest.mark.loopback
 @pytest.mark.parametrize(
-    ("how", "gone"), [("killed", 1), ("first killed", 0), pytest.param("hangs", 1, marks=pytest.mark.long)]
+    ("how", "gone"),
+    [
+        ("killed", 1),
+        *(pytest.param(how, gone, marks=pytest.mark.long) for how, gone in (("first killed", 0), ("hangs", 1))),
+    ],
 )
 def test_a_process_that_is_killed_or_hangs_is_named(how: str, gone: int) -> None:
     """Long before the timeout of 30 seconds where it was killed; one that hangs is given 5."""
@@ -80,7 +84,7 @@ def test_a_process_that_is_killed_or_hangs_is_named(how: str, gone: int) -> None
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize(("how", "gone"), [("raises", 1), ("first raises", 0)])
+@pytest.mark.parametrize(("how", "gone"), [("raises", 1), pytest.param("first raises", 0, marks=pytest.mark.long)])
 def test_a_process_that_fails_says_why_to_the_others(how: str, gone: int) -> None:
     found = told(how)
     other, own = found[1 - gone][1], found[gone][1]

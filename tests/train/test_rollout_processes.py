@@ -62,6 +62,7 @@ def test_a_run_goes_on_with_other_processes_in_the_middle_of_a_round(tmp_path: P
     assert found["texts"] == alone["texts"] and found["series"]["staleness"] == [0, 1, 2, 3] * 3
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_has_the_same_weights(tmp_path: Path) -> None:
     source = {"group": 4, "minibatches": 2, "lag": 1}
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
