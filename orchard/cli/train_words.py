@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchard.core.config_parse import BadSetting, assigned, parsed
+from orchard.core.config_parse import BadSetting, assigned, parsed, split_list
 from orchard.core.errors import ConfigError, UsageError
 from orchard.recipes.base import nearest
 
@@ -116,19 +116,6 @@ def changed(cfg: Run.Config, words: str) -> Run.Config:
     name, _, rest = words.partition(":")
     function = get_change(name)
     return function(cfg, **_values(f"--with {name}", parameters(function), split_list(rest)))
-
-
-def split_list(text: str) -> list[str]:
-    """Cut at commas that are not inside brackets or quotes."""
-    parts, depth, quoted = [""], 0, False
-    for character in text:
-        quoted ^= character == '"'
-        depth += 0 if quoted else {"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0)
-        if character == "," and not depth and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part]
 
 
 def _values(whose: str, known: dict[str, Parameter], pairs: Iterable[str]) -> dict[str, Any]:

@@ -204,3 +204,16 @@ def _expected(kind: str) -> str:
     inside = inner.removesuffix("]").removesuffix(",...").split(",")
     many = f"{len(inside)} " if head == "tuple" and len(inside) > 1 else ""
     return f"a {'table' if head == 'dict' else 'list'} of {many}{_MANY.get(inside[-1], 'values')} in JSON"
+
+
+def split_list(text: str) -> list[str]:
+    """Cut at commas that are not inside brackets or quotes."""
+    parts, depth, quoted = [""], 0, False
+    for character in text:
+        quoted ^= character == '"'
+        depth += 0 if quoted else {"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0)
+        if character == "," and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]

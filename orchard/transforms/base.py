@@ -10,6 +10,7 @@ A transform knows modules and formats, never files, tokenizers or the trainer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -27,7 +28,7 @@ Tell = Callable[[float], None]
 def silent(_: float) -> None: ...
 
 
-class Transform:
+class Transform(ABC):
     """A compression. It holds settings and no weights, so one object serves many models.
 
     Trees are completed (`complete()`): every dimension is there. `texts` are batches of the kind of text the model is meant for,
@@ -39,9 +40,9 @@ class Transform:
     learns: ClassVar[bool] = False
     """Whether the model is to be trained between `apply` and `finish`."""
 
+    @abstractmethod
     def __call__(self, tree: Any) -> Any:
         """The tree of the finished model."""
-        raise NotImplementedError
 
     def apply(self, model: M, texts: Sequence[Batch] = (), tell: Tell = silent) -> M:
         """A new model; the one given stays as it was."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchard.core.config_parse import BadSetting, parsed
+from orchard.core.config_parse import BadSetting, parsed, split_list
 from orchard.core.errors import ConfigError, UsageError
 from orchard.recipes.base import nearest
 from orchard.recipes.compressing.bounds import Budget, Rule, count_of, rules
@@ -119,7 +119,7 @@ def _word(word: str) -> dict[str, Any]:
         return _file(Path(word))
     known = {key: str(one.annotation) for key, (one, _) in parameters(get_step(name, tuple(READY))).items()}
     settings: dict[str, Any] = {}
-    for pair in _cut(rest):
+    for pair in split_list(rest):
         key, equals, text = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals:
@@ -178,19 +178,6 @@ def _item(item: Any) -> list[Step]:
 def _check_key(name: str, key: str, known: Mapping[str, str]) -> None:
     if key not in known:
         raise BadPlan(f"{name} takes no {key!r}", hint=nearest(key, known) if known else _takes(known))
-
-
-def _cut(text: str) -> list[str]:
-    """Cut at commas that are not inside brackets or quotes."""
-    parts, depth, quoted = [""], 0, False
-    for character in text:
-        quoted ^= character == '"'
-        depth += 0 if quoted else {"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0)
-        if character == "," and not depth and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part.strip()]
 
 
 def _shown(value: Any) -> str:
