@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from types import MethodType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from orchard.core.context import Context, KVView, Rotate
 from orchard.train.parallel_shards import layers_of
 
+_models = count(1)
 Result = tuple[Tensor, "KVView | None", dict[str, list[Tensor]]]
 
 
@@ -83,6 +85,9 @@ def _alone(kind: type) -> Callable[..., Result]:
         y = plain(self, x, context)
         return y, None if lent is not None else context.views.get(0), context.collected
 
+    # Torch counts compilations by code, and gives up after a few. Each model has its own count, so that a teacher's and those of
+    # the step before take nothing away from a student's.
+    block.__code__ = block.__code__.replace(co_name=f"{block.__code__.co_name}_{next(_models)}")
     return block
 
 

@@ -13,12 +13,14 @@ from orchard.core.errors import ConfigError
 from orchard.models.language import Decoder
 from orchard.nn.attention import Attention
 from orchard.nn.formats import Learned
-from orchard.nn.formats.learned_once import once
+from orchard.nn.formats.learned_once import forget, once
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.moe import MoE
 from orchard.nn.stack import Block, Stack
 from orchard.objectives.lm import NextToken
+from orchard.transforms.lora import Lora
+from orchard.transforms.qat import Qat
 
 TWO = Learned.Config(bits=2, group=8)
 
@@ -75,19 +77,43 @@ def test_gradients_of_several_batches_are_the_same(dtype: torch.dtype | None, ml
 
 def test_values_are_made_once_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made, count = model(), 0
-    unpack = Learned.unpack
+    values = Learned.values
 
     def counted(self: Any, *args: Any) -> Tensor:
         nonlocal count
         count += 1
-        return unpack(self, *args)
+        return values(self, *args)
 
-    monkeypatch.setattr(Learned, "unpack", counted)
+    monkeypatch.setattr(Learned, "values", counted)
     with once(made):
         gradients(made)
-        assert count == 8
-    assert count == 16  # and once more for the backward pass
+        gradients(made)
+    assert count == 8
     assert all(module.__dict__["_made"][0].numel() == 0 for module in made.modules() if "_made" in module.__dict__)
+
+
+def test_packed_weights_beside_side_paths_are_made_when_first_met_and_forgotten() -> None:
+    made = Lora(r=2, alpha=4).attach(Qat(bits=2, embedding=4).finish(model()).requires_grad_(False))
+    names, ids = made.state_dict().keys(), torch.arange(6)[None]
+    want, _ = made(ids), gradients(made)
+    slopes = {name: p.grad for name, p in made.named_parameters() if p.requires_grad}
+    made.zero_grad()
+    with once(made):
+        assert torch.equal(made(ids), want)
+        kept = {
+            name: module.__dict__["_made"][0] for name, module in made.named_modules() if "_made" in module.__dict__
+        }
+        gradients(made)
+    assert len(kept) >= 8 and all(value.numel() and not value.requires_grad for value in kept.values())
+    assert made.state_dict().keys() == names
+    assert all(
+        torch.allclose(p.grad, slopes[name], atol=1e-5) for name, p in made.named_parameters() if p.requires_grad
+    )
+    with once(made):
+        assert all(made.get_submodule(name).made is value for name, value in kept.items())
+    forget(made)
+    assert not any("_made" in module.__dict__ for module in made.modules())
+    assert torch.equal(made(ids), want)
 
 
 def test_an_error_inside_leaves_everything_as_it_was() -> None:

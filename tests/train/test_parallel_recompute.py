@@ -114,3 +114,18 @@ def test_blocks_that_read_another_layers_keys_are_compiled_and_train_the_same() 
     found = train(model, mesh, steps=3)
     assert (report.blocks, report.reasons, counter.frame_count) == (5, {}, 2)
     assert found["losses"] == pytest.approx(plain["losses"], abs=1e-5)
+
+
+def test_what_was_compiled_for_other_models_does_not_use_up_a_models_compilations() -> None:
+    """Torch compiles one function a few times only; a teacher, and every step of a plan before this one, would count."""
+    ids, here = torch.zeros(1, 8, dtype=torch.long), torch.arange(8)[None]
+    reports = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        model = build("").to(dtype)
+        reports.append(compiled(model, backend="eager"))
+        for grad in (True, False):
+            for documents in (None, torch.zeros(1, 8, dtype=torch.long)):
+                for causal in (True, False):
+                    with torch.set_grad_enabled(grad):
+                        model.hidden(ids, Context(positions=here, documents=documents, causal=causal))
+    assert all(not report.reasons and report.blocks == 2 for report in reports)

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchard.core.config import BaseConfig, Configurable, config
-from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.core.errors import ConfigError, MissingExtra, UnsupportedPair
 from orchard.nn.formats.base import (
     Format,
     Grouped,
@@ -147,6 +147,19 @@ class Learned(Configurable, Format):
         made: Tensor = Levelled.apply(weight, log_scale, packed.get("sign"), *settings)
         return made
 
+    @torch.no_grad()
+    def values(self, packed: Packed, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same with scales that were made before, and nothing to take a gradient of."""
+        return _values(packed["weight"], scales, self.zero, self.top, dtype)
+
+    @torch.no_grad()
+    def slopes(self, packed: Packed, scales: Tensor, grad: Tensor) -> Packed:
+        """What a gradient of the values is to each part that is trained."""
+        weight, log_scale = packed["weight"], packed["log_scale"]
+        factor = self._factor(weight, log_scale)
+        of_weight, of_scale = _slopes(weight, scales, grad, self.zero, self.top, self.config.outside, factor)
+        return {"weight": of_weight.to(weight.dtype), "log_scale": of_scale.to(log_scale.dtype)}
+
     def matmul(self, x: Tensor, packed: Packed) -> Tensor:
         # In the dtype of the product at once: autocast would cast the values again.
         return functional.linear(x, self.unpack(packed, computed_in(x)))
@@ -195,32 +208,63 @@ class Levelled(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, log_scale, sign)
         ctx.settings = (zero, top, half, outside, factor)
-        scale = _scales(log_scale, sign, half)[..., None]
-        places = _places(weight, scale, zero)
-        return ((places.round().clamp(0, top) - zero) * scale).flatten(-2).to(dtype)
+        return _values(weight, _scales(log_scale, sign, half), zero, top, dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
         weight, log_scale, sign = ctx.saved_tensors
         zero, top, half, outside, factor = ctx.settings
-        scale = _scales(log_scale, sign, half)[..., None]
-        places = _places(weight, scale, zero)
-        g = grad.float().unflatten(-1, (log_scale.shape[-1], -1))
-        w = weight.float().unflatten(-1, (log_scale.shape[-1], -1))
-        alive = scale != 0
-        inside = (places >= -0.5) & (places <= top + 0.5)
-        value = (places.round().clamp(0, top) - zero) * scale
-        of_scale = (g * (value - torch.where(inside & alive, w, 0.0))).sum(-1) * factor
-        through = inside
-        if outside == "inward":  # a step goes against the gradient: above zero, it takes away from what is too high
-            back = g * scale
-            through = inside | torch.where(places > 0, back > 0, back < 0)
-        elif outside == "pass":
-            through = torch.ones_like(inside)
-        of_weight = torch.where(through & alive, g, 0.0).flatten(-2)
+        scale = _scales(log_scale, sign, half)
+        of_weight, of_scale = _slopes(weight, scale, grads[0], zero, top, outside, factor)
         rest = (None,) * 7
         return of_weight.to(weight.dtype), of_scale.to(log_scale.dtype), *rest
+
+
+def _values(weight: Tensor, scale: Tensor, zero: float, top: int, dtype: torch.dtype) -> Tensor:
+    """What a weight [..., n] is with scales [..., groups]."""
+    kernels = _kernels(weight)
+    if kernels is not None:
+        made: Tensor = kernels.level_on_gpu(weight, scale, zero, top, dtype)
+        return made
+    scale = scale[..., None]
+    places = _places(weight, scale, zero)
+    return ((places.round().clamp(0, top) - zero) * scale).flatten(-2).to(dtype)
+
+
+def _slopes(
+    weight: Tensor, scale: Tensor, grad: Tensor, zero: float, top: int, outside: str, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of weight and log-scale, from that of the values."""
+    kernels = _kernels(weight)
+    if kernels is not None:
+        found: tuple[Tensor, Tensor] = kernels.slope_on_gpu(weight, scale, grad, zero, top, outside, factor)
+        return found
+    groups, scale = scale.shape[-1], scale[..., None]
+    places = _places(weight, scale, zero)
+    g = grad.float().unflatten(-1, (groups, -1))
+    w = weight.float().unflatten(-1, (groups, -1))
+    alive = scale != 0
+    inside = (places >= -0.5) & (places <= top + 0.5)
+    value = (places.round().clamp(0, top) - zero) * scale
+    of_scale = (g * (value - torch.where(inside & alive, w, 0.0))).sum(-1) * factor
+    through = inside
+    if outside == "inward":  # a step goes against the gradient: above zero, it takes away from what is too high
+        back = g * scale
+        through = inside | torch.where(places > 0, back > 0, back < 0)
+    elif outside == "pass":
+        through = torch.ones_like(inside)
+    return torch.where(through & alive, g, 0.0).flatten(-2), of_scale
+
+
+def _kernels(weight: Tensor) -> Any:
+    """The GPU's kernels, where they serve: on whole tensors of a GPU that torch has Triton for."""
+    if not weight.is_cuda or weight.dtype != torch.float32 or hasattr(weight, "placements"):
+        return None
+    try:
+        from orchard.ops.kernels.triton import levels
+    except (ImportError, MissingExtra):
+        return None
+    return levels
 
 
 def computed_in(x: Tensor) -> torch.dtype:

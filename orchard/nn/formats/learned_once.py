@@ -1,6 +1,6 @@
 """Values of learned weights, made once for a whole step instead of once for every micro-batch, recomputation and chunk of scores.
 
-    with once(model):                                   # every `Learned` weight is a plain one inside
+    with once(model):                                   # every `Learned` weight is a plain one inside, and every packed one
         for micro in batch:
             loss(model, micro).backward()
     optimizer.step()                                    # after it, never inside: weights must not change there
@@ -9,6 +9,9 @@ Inside, a module computes with one finished tensor, a parameter of its own calle
 micro-batches; it comes to the weight and its scales when the block is left, in one backward pass. Because it is linear in that
 gradient, the result is what it would have been, but for rounding. Sums of several gradients are kept in float32 whatever the
 tensor is. A compiled block sees nothing but a plain product, and the same objects in every step.
+
+Packed weights, which nothing is learnt in, are made when they are first met and stay until `forget`: a block that has side paths
+beside two bits here and four bits there is then one and the same to a compiler.
 
 Without gradients (`torch.no_grad()`) it serves evaluation the same way. Checkpoints and averages belong outside.
 """
@@ -26,16 +29,17 @@ from torch.nn import functional
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.formats.base import Format, Packed, PackedPart
 from orchard.nn.formats.learned import Learned, computed_in
-from orchard.nn.linear import Embedding
+from orchard.nn.formats.plain import Plain
+from orchard.nn.linear import Embedding, Weight
 
-NAME = "made"
+NAME, KEPT = "made", "_made"
 
 
 class Made(Format):
     """A weight whose values are there already, as the module's parameter `made`."""
 
-    def __init__(self, learned: Learned, dtype: torch.dtype) -> None:
-        self.learned, self.dtype = learned, dtype
+    def __init__(self, form: Format, dtype: torch.dtype) -> None:
+        self.form, self.dtype = form, dtype
 
     def layout(self, shape: tuple[int, ...]) -> dict[str, PackedPart]:
         return {NAME: PackedPart(shape, self.dtype, trained=True)}
@@ -50,14 +54,15 @@ class Made(Format):
         return functional.linear(x, packed[NAME].to(computed_in(x)))
 
     def fake(self, weight: Tensor) -> Tensor:
-        return self.learned.fake(weight)
+        return self.form.fake(weight)
 
 
 @contextmanager
 def once(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Make the values of all learned weights of a model now. `dtype`: what they are multiplied in (bfloat16 where autocast says
-    so); None: float32. If the block ends with an error, these weights get no gradient and everything else is as it was."""
-    found = [module for module in model.modules() if isinstance(getattr(module, "format", None), Learned)]
+    """Make the values of all weights of a model that are not plain now. `dtype`: what they are multiplied in (bfloat16 where
+    autocast says so); None: float32. If the block ends with an error, these weights get no gradient and everything else is as
+    it was."""
+    found = [module for module in model.modules() if isinstance(module, Weight) and not _is_plain(module)]
     if any(isinstance(getattr(module, "format", None), Made) for module in model.modules()):
         raise ConfigError("this model is inside `once` already", hint="use one block for a whole step")
     kept: list[_Kept] = []
@@ -80,23 +85,32 @@ class _Kept:
     def __init__(self, module: Any, dtype: torch.dtype) -> None:
         self.module, self.format = module, module.format
         self.total: Tensor | None = None
+        self.scales: Tensor | None = None
         parts: Packed = module.packed()
         if any(hasattr(part, "placements") for part in parts.values()):
             raise UnsupportedPair(
                 "`once` and weights that live in shards", hint="train without shards, or without `once`"
             )
-        self.trained = [part for name, part in parts.items() if part.requires_grad]
+        self.trained = {name: part for name, part in parts.items() if part.requires_grad}
         learns = torch.is_grad_enabled() and bool(self.trained)
-        with torch.no_grad():
-            values = self.format.unpack(parts, dtype)
         # The same objects in every step: whoever compiled the module would compile it again for others.
-        made, form = module.__dict__.get("_made", (None, None))
-        if made is None or made.dtype != dtype or made.device != values.device or form.learned is not self.format:
-            made, form = nn.Parameter(values, requires_grad=learns), Made(self.format, dtype)
-            module.__dict__["_made"] = (made, form)
-        else:
-            made.data = values
-            made.requires_grad_(learns)
+        made, form = module.__dict__.get(KEPT, (None, None))
+        device = next(iter(parts.values())).device
+        known = made is not None and made.dtype == dtype and made.device == device and form.form is self.format
+        self.learned = self.format if isinstance(self.format, Learned) else None
+        if self.learned is not None or not known:
+            with torch.no_grad():
+                if self.learned is None:
+                    values = self.format.unpack(parts, dtype)
+                else:
+                    self.scales = self.learned.scales(parts)
+                    values = self.learned.values(parts, self.scales, dtype)
+            if known:
+                made.data = values
+            else:
+                made, form = nn.Parameter(values, requires_grad=learns), Made(self.format, dtype)
+                module.__dict__[KEPT] = (made, form)
+        made.requires_grad_(learns)
         made.grad = None
         self.made = made
         self.hook = made.register_post_accumulate_grad_hook(self._add) if learns and dtype != torch.float32 else None
@@ -121,9 +135,24 @@ class _Kept:
         """The gradient of the values becomes that of the weight and its scales."""
         total = self.made.grad if self.total is None else self.total
         self.made.grad = self.total = None
+        if self.learned is None:
+            return
         self.made.data = self.made.data.new_empty(0)
         if total is None:
             return
-        with torch.enable_grad(), torch.autocast(total.device.type, enabled=False):
-            values = self.format.unpack(self.module.packed(), torch.float32)
-        torch.autograd.backward(values, total, inputs=self.trained)
+        assert self.scales is not None
+        slopes = self.learned.slopes(self.module.packed(), self.scales, total)
+        with torch.no_grad():
+            for name, part in self.trained.items():
+                part.grad = slopes[name] if part.grad is None else part.grad + slopes[name]
+
+
+def _is_plain(module: Weight) -> bool:
+    """Whether a weight is what it computes with. Embeddings of few bits are looked up in, and made whole as well."""
+    return isinstance(module.format, Plain | Made)
+
+
+def forget(model: nn.Module) -> None:
+    """Let go of the values that `once` keeps of packed weights."""
+    for module in model.modules():
+        module.__dict__.pop(KEPT, None)

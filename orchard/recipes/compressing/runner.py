@@ -28,6 +28,11 @@ from orchard.train.trainer import Told
 from orchard.transforms.share_kv import kv_bytes
 
 WIDEST = 4096
+"""Rows that are written together, at most."""
+MOST = 32_768
+"""Tokens that pass through a model at a time, at most: more makes no GPU busier."""
+KEPT = 48
+"""Bytes that training keeps of a token, in a layer, for each dimension, about."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +156,21 @@ class Runner:
     def _teach(self, number: int, step: Step, model: Decoder, texts: Texts) -> Taught:
         assert step.lessons is not None
         asked = self.settings
-        micro = max(1, asked.rows // 4) if asked.device.type == "cuda" and asked.rows >= 32 else None
-        where = Class(texts, self.tokenizer, asked.device, asked.dtype, asked.rows, micro, asked.seed)
+        where = Class(texts, self.tokenizer, asked.device, asked.dtype, asked.rows, self._micro(), asked.seed)
         tokens = self.foreseen.steps[number - 1].tokens
         self.tell(f"learning from {tokens:,} tokens")
         folder = self.work.place(number) / RUN
         return teach(model, self.original, step.lessons, tokens, where, folder, number, self.told)
+
+    def _micro(self) -> int | None:
+        """Rows that pass through the model at a time: on a GPU as many as a quarter of its memory should hold, up to `MOST`."""
+        asked, tree = self.settings, self.original.config.complete()
+        if asked.device.type != "cuda":
+            return None
+        each = KEPT * tree.dim * len(tree.stack.layers)
+        tokens = min(MOST, torch.cuda.get_device_properties(asked.device).total_memory // 4 // each)
+        rows = max(1, tokens // asked.length)
+        return None if rows >= asked.rows else rows
 
     def _room(self, number: int) -> int | None:
         if self.foreseen.budget is None:

@@ -15,8 +15,9 @@ import torch
 
 from orchard.core.seeds import fold
 from orchard.models.language.decoder import Decoder
-from orchard.nn.formats import Learned
-from orchard.nn.formats.learned_once import once
+from orchard.nn.formats import Plain
+from orchard.nn.formats.learned_once import forget, once
+from orchard.nn.linear import Weight
 from orchard.objectives.distill import Distill
 from orchard.recipes.compressing.step import Lessons
 from orchard.recipes.compressing.texts import Texts
@@ -105,7 +106,10 @@ def teach(
         device=where.device,
         around=_around(model, where),
     )
-    report = trainer.run(told)
+    try:
+        report = trainer.run(told)
+    finally:
+        forget(model)
     if trainer.ema is not None:
         _keep_averages(model, trainer.ema)
     model.eval()
@@ -131,8 +135,9 @@ def _teacher(original: Decoder, where: Class) -> Decoder:
 
 
 def _around(model: Decoder, where: Class) -> Around:
-    """Weights that are learnt as they will be packed are made once a step, not once for every micro-batch."""
-    if not any(isinstance(getattr(module, "format", None), Learned) for module in model.modules()):
+    """Weights that are learnt as they will be packed are made once a step, not once for every micro-batch, and packed ones once
+    for all: as plain numbers, which a compiler need not know the formats of."""
+    if all(isinstance(module.format, Plain) for module in model.modules() if isinstance(module, Weight)):
         return nullcontext
     return partial(once, model, torch.bfloat16 if where.dtype == "bfloat16" else None)
 
