@@ -84,7 +84,7 @@ def sensitivity(
             made.append(Option(format, nbytes, cost, true is not None, note))
         options[path] = tuple(made)
     weights, rest = _sizes(model, paths)
-    tokens = sum(int((np.asarray(batch.positions) >= 0).sum()) for batch in texts)
+    tokens = sum(int((batch.positions >= 0).sum()) for batch in texts)
     return Sensitivity(options, weights, rest, tokens, correlation, checks, factors)
 
 
@@ -143,13 +143,8 @@ def _measured(
 def few(texts: Sequence[Batch], tokens: int) -> list[Batch]:
     """Rows from all over the texts, as many as make up so many tokens, at least one."""
     rows = [(batch, row) for batch in texts for row in range(len(batch))]
-    wanted = max(1, min(len(rows), tokens * len(rows) // max(1, sum(batch.ids.size for batch in map(_arrays, texts)))))
+    wanted = max(1, min(len(rows), tokens * len(rows) // max(1, sum(math.prod(batch.ids.shape) for batch in texts))))
     return [batch.part(row, row + 1) for batch, row in (rows[i * len(rows) // wanted] for i in range(wanted))]
-
-
-def _arrays(batch: Batch) -> Any:
-    ids = np.asarray(batch.ids)
-    return Batch(ids=ids, targets=ids, positions=ids, documents=ids)
 
 
 def _calibrated(
