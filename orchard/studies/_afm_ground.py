@@ -200,6 +200,14 @@ def loss_on(model: Decoder, read: Iterable[Batch]) -> float:
 
 
 @torch.no_grad()
+def strays(model: Decoder, same: Objective, read: Iterable[Batch]) -> float:
+    """Nats a character between a model and the one that `same` comes from (`towards`)."""
+    model.eval()
+    found = [same(model, batch) for batch in read]
+    return sum(float(each.value) for each in found) / sum(float(each.weight) for each in found)
+
+
+@torch.no_grad()
 def _told(model: Decoder, read: Iterable[Batch]) -> dict[str, float]:
     model.eval()
     objective = NextToken.Config().build()
@@ -257,3 +265,10 @@ def mean(values: Sequence[float], unit: str = "", note: str = "") -> Value:
     """With the least and the most of them."""
     extra = f"mean of {len(values)}; the interval is the least and the most of them"
     return Value(statistics.fmean(values), unit, min(values), max(values), f"{note}; {extra}" if note else extra)
+
+
+def ratio(ones: Sequence[float], others: Sequence[float], note: str) -> Value:
+    """Of the means, which chance moves less than a mean of ratios; with the least and the most ratio of a pair."""
+    each = [one / other for one, other in zip(ones, others, strict=True)]
+    note = f"{note}; of the means of {len(each)}; the interval is the least and the most ratio of one"
+    return Value(sum(ones) / sum(others), "x", min(each), max(each), note)

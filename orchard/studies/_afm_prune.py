@@ -81,6 +81,7 @@ def measured(teacher: Decoder, ground: Ground, healing: Healing, seed: int) -> d
         "top1_loss_over_labels": less("top1", "labels", losses, 1.0, "nats"),
         "top1_accuracy_over_labels": less("top1", "labels", right, 100.0, "points"),
         "distilled_loss_over_labels": less("distilled", "labels", losses, 1.0, "nats"),
+        "prune_accuracy_teacher": Value(100 * ground_.held_out(teacher, ground, seed)["accuracy"], "%"),
         "prune_units": Value(0.5, "x", note="hidden units that stay"),
     }
     return values

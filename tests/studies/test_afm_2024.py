@@ -76,10 +76,33 @@ def test_ways_differ_in_what_they_learn_from_alone() -> None:
 
 def test_maps_at_two_bits_bring_palettes_within_the_budget() -> None:
     model = ground_.base(replace(TINY, dim=128), 1)
-    texts = list(ground_.batches(TINY, 1, 1, "look"))
-    two = palettes.chosen(model, TINY, texts, 1)
+    two = palettes.chosen(model, TINY, 1)
     assert Palettize(two=two).bits_per_weight(model.config) <= palettes.BITS
     assert Palettize(two=two[:-1]).bits_per_weight(model.config) > palettes.BITS
+
+
+def test_a_model_does_not_stray_from_itself() -> None:
+    model, other = (ground_.built(ground_.tree(TINY), 1, name).eval() for name in ("a", "b"))
+    read = list(ground_.batches(TINY, 2, 1, "x"))
+    same = ground_.towards(model)
+    assert abs(ground_.strays(model, same, read)) < 1e-6 < 1e-3 < ground_.strays(other, same, read)
+
+
+def test_ratios_are_of_means_and_show_those_of_pairs() -> None:
+    found = ground_.ratio([1.0, 6.0], [2.0, 4.0], "")
+    assert (found.value, found.low, found.high) == (pytest.approx(7 / 6), 0.5, 1.5)
+
+
+def test_what_errors_are_weighed_by_is_not_chosen_on_held_out_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = [palettes.Trained(ground_.built(ground_.tree(replace(TINY, dim=128)), 1, "a").eval(), 1)]
+    training = Training(recover=0.5, recover_rows=1, texts=1)
+    made = palettes.compressed(trained[0], TINY, training)
+    for better, worse in (("inputs", "gradients"), ("gradients", "inputs")):
+        gaps = {**made.gaps, better: 0.3, worse: 0.2}  # the worse one there is the better one on held-out text
+        told = replace(made, gaps=gaps, tried={better: 0.1, worse: 0.2})
+        monkeypatch.setattr(palettes, "compressed", lambda *_, told=told: told)
+        found = palettes.measured(trained, TINY, training)
+        assert found.values["gap_weighted"].value == 0.3 and found.model is made.ways[better]  # type: ignore[union-attr]
 
 
 def test_a_switch_counts_what_is_not_the_bases() -> None:
@@ -100,8 +123,8 @@ def test_the_study_runs_and_every_claim_has_a_value(monkeypatch: pytest.MonkeyPa
         tasks=swap.Tasks(steps=3, rank=2, answers=1, answer=4),
     )
     monkeypatch.setitem(afm_2024.SCALES, "small", tiny)
-    for part in (palettes, prune):
-        monkeypatch.setattr(part, "SEEDS", 1)
+    monkeypatch.setattr(prune, "SEEDS", 1)
+    monkeypatch.setattr(palettes, "MODELS", 2)
     report = study("afm-2024", seed=1)
     assert all(claim.value is not None for claim in report.claims)
     for name in ("recover_bases_changed", "swap_numbers_beyond_adapter", "base_changed", "swap_differences"):
