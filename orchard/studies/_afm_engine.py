@@ -35,6 +35,9 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
+GUESSES = 4
+"""Tokens that a draft guesses for each call of the model."""
+
 
 def prefill_flops(plan: Plan, tokens: int) -> int:
     """Multiplications and additions of reading a prompt, by the engine's own steps. After `Narrow` only one row is left: the last
@@ -73,23 +76,30 @@ def runner_of(model: Decoder) -> Any:
 class Guessed:
     """What speculation did: answers that differ from those without it, and tokens for each call of the model."""
 
-    prompts: int
+    answers: int
     different: int
     per_call: float
+    per_call_paying: float
+    """Where the engine itself says how many guesses are worth their time: then the clock decides."""
     native: bool
 
 
 def speculated(model: Decoder, draft: Decoder, prompts: int, tokens: int, seed: int) -> Guessed:
-    """Greedy answers with and without a draft, to beginnings of texts that nobody learnt from."""
+    """Greedy answers with and without a draft, to beginnings of texts that nobody learnt from: `GUESSES` for each call, and as
+    many as pay."""
     target, small = runner_of(model), runner_of(draft)
     plain = Engine(target, tokenizer(), prefix_bytes=0)
     quick = Engine(target, tokenizer(), prefix_bytes=0, draft=small)
     asked = [_beginning(fold(seed, "prompt", number)) for number in range(prompts)]
     one = plain.answer([Request(ids, max_tokens=tokens, seed=0) for ids in asked])
-    two = quick.answer([Request(ids, max_tokens=tokens, seed=0, speculation=Speculation("draft")) for ids in asked])
-    written, calls = sum(len(each.ids) for each in two), sum(each.usage.calls for each in two)
-    different = sum(a.ids != b.ids for a, b in zip(one, two, strict=True))
-    return Guessed(prompts, different, written / max(calls, 1), type(target).__name__ == "NativeRunner")
+    different, found = 0, {}
+    for length in (GUESSES, 0):
+        way = Speculation("draft", length=length)
+        two = quick.answer([Request(ids, max_tokens=tokens, seed=0, speculation=way) for ids in asked])
+        different += sum(a.ids != b.ids for a, b in zip(one, two, strict=True))
+        found[length] = sum(len(each.ids) for each in two) / max(sum(each.usage.calls for each in two), 1)
+    native = type(target).__name__ == "NativeRunner"
+    return Guessed(2 * prompts, different, per_call=found[GUESSES], per_call_paying=found[0], native=native)
 
 
 def _beginning(seed: int, least: int = 24) -> tuple[int, ...]:
