@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchard.core.errors import OrchardError
-from orchard.weights.parts import LIST, PART_BYTES, read_parcel, split
+from orchard.weights.parts import LIST, PART_BYTES, Divided, read_parcel, split
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "weights"
@@ -38,7 +38,11 @@ def faults(folder: Path) -> Iterator[str]:
         except OrchardError as error:
             yield f"{error.message} ({error.hint})"
             continue
-        named = {part.name: part for file in parcel.files for part in file.parts}
+        named = {part.name: part for file in parcel.files for part in file.parts if not file.lent}
+        for file in (file for file in parcel.files if file.lent):
+            other = next((one for one in _parcel(folder / file.lent) if one.role == file.role), None)
+            if other is None or (other.lent, other.whole, other.parts) != ("", file.whole, file.parts):
+                yield f"{model / LIST}: {file.lent} does not hold its {file.role}"
         yield from (f"{model / name} is missing" for name in sorted(named.keys() - found.keys()))
         others = {name for name in found.keys() - named.keys() - {LIST} if not name.endswith(".md")}
         yield from (f"{model / name} is named by no list" for name in sorted(others))
@@ -54,6 +58,13 @@ def faults(folder: Path) -> Iterator[str]:
         yield f"{folder} holds {total:,} bytes, more than {MOST:,}"
 
 
+def _parcel(folder: Path) -> tuple[Divided, ...]:
+    try:
+        return read_parcel(folder).files
+    except OrchardError:
+        return ()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -61,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     cut.add_argument("file", type=Path)
     cut.add_argument("--name", required=True, help="what the model is called")
     cut.add_argument("--draft", type=Path, help="a smaller model that guesses for it")
+    cut.add_argument("--draft-of", help="a model in the folder that has the same draft")
     cut.add_argument("--licence", required=True)
     cut.add_argument("--source", required=True, help="where it came from: model, recipe, commit")
     look = verbs.add_parser("check", help="compare everything with its sums")
@@ -69,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.verb == "split":
         try:
-            about = {"draft": given.draft, "licence": given.licence, "source": given.source}
+            about = {"draft": given.draft, "draft_of": given.draft_of, "licence": given.licence, "source": given.source}
             parcel = split(given.file, given.folder, given.name, **about)
         except OrchardError as error:
             print(f"error: {error.message} ({error.hint})", file=sys.stderr)

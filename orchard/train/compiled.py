@@ -52,6 +52,13 @@ def compiled(model: nn.Module, *, backend: str = "inductor", dynamic: bool | Non
     return report
 
 
+def as_written(model: nn.Module) -> None:
+    """Let the blocks of a model run as they are again: what was compiled for training may fit nothing else."""
+    for layer in layers_of(model):
+        for name in ("_compiled", "_plain_forward", "forward"):
+            layer.__dict__.pop(name, None)
+
+
 @dataclass
 class _Slot:
     """What a compiled block keeps: itself compiled, until that turns out to be impossible."""

@@ -2,7 +2,7 @@
 
     weights/<name>/parts.json            what the files are, what they and every part must hash to, licence, source
     weights/<name>/<name>.orchard.00     at most 16 MB each
-    weights/<name>/draft.orchard.00      a smaller model that guesses for it, where there is one
+    weights/<name>/draft.orchard.00      a smaller model that guesses for it, where there is one; or another model's is named
 
 The folder lies beside the package in a checkout (an editable installation has it too). A wheel does not carry it: weights are an
 order of magnitude more than the code, and package indexes stop at 100 MB a file. `ORCHARD_WEIGHTS` names another folder.
@@ -52,6 +52,8 @@ class Divided:
     whole: Piece
     role: str
     parts: tuple[Piece, ...]
+    lent: str = ""
+    """The model whose folder holds the parts, where it is another one."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,10 @@ def _divided(path: Path, entry: Any) -> Divided:
     parts = tuple(_piece(path, part) for part in listed)
     if sum(part.bytes for part in parts) != whole.bytes:
         raise BadFile(f"{path}: the parts of {whole.name} do not add up to it", hint=_again(path.parent.name))
-    return Divided(whole, role, parts)
+    lent = entry.get("in", "")
+    if not isinstance(lent, str) or (lent and (role != "draft" or "/" in lent or stored_name(lent) != lent)):
+        raise BadFile(f"{path}: {whole.name} is said to lie where no parts can be", hint=_again(path.parent.name))
+    return Divided(whole, role, parts, lent)
 
 
 def _piece(path: Path, entry: Any) -> Piece:
@@ -205,7 +210,8 @@ def _join(library: Library, parcel: Parcel) -> None:
             )
         with progress(f"joining {parcel.name}", total=parcel.bytes, unit="bytes") as advance:
             for file in parcel.files:
-                _join_file(parcel.folder, file, safe_join(folder, file.whole.name), advance)
+                place = parcel.folder.parent / file.lent if file.lent else parcel.folder
+                _join_file(place, file, safe_join(folder, file.whole.name), advance)
 
 
 def _join_file(folder: Path, file: Divided, target: Path, advance: Advance) -> None:
@@ -252,11 +258,13 @@ def split(
     name: str,
     *,
     draft: Path | str | None = None,
+    draft_of: str | None = None,
     licence: str = "",
     source: str = "",
     part_bytes: int = PART_BYTES,
 ) -> Parcel:
-    """Cut a model's file, and that of its draft, into parts below `folder/name`, with their sums: all of it, or nothing."""
+    """Cut a model's file, and that of its draft, into parts below `folder/name`, with their sums: all of it, or nothing.
+    `draft_of`: it has the same draft as another model there, and the parts stay with that one."""
     import shutil
     import tempfile
 
@@ -267,6 +275,9 @@ def split(
     target = Path(folder) / name
     if target.exists():
         raise UsageError(f"{target} is there already", hint="remove it first")
+    if draft is not None and draft_of is not None:
+        raise UsageError("a draft of its own and another model's", hint="give one of them")
+    lent = [] if draft_of is None else [_lent(Path(folder) / draft_of)]
     given = [("model", Path(file)), *([("draft", Path(draft))] if draft is not None else [])]
     for _, path in given:
         if not path.is_file() or not path.stat().st_size:
@@ -275,7 +286,7 @@ def split(
         Path(folder).mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}.", suffix=".part"))
         try:
-            files = [_split_file(path, temporary, name, role, part_bytes) for role, path in given]
+            files = [_split_file(path, temporary, name, role, part_bytes) for role, path in given] + lent
             told = {"format": FORMAT, "name": name, "licence": licence, "source": source, "files": files}
             write_text(temporary / LIST, json.dumps(told, indent=2) + "\n")
             temporary.chmod(0o755)
@@ -284,6 +295,15 @@ def split(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     return read_parcel(target)
+
+
+def _lent(folder: Path) -> dict[str, Any]:
+    """The draft of another model, as its list has it."""
+    other = read_parcel(folder)
+    for entry in json_object((folder / LIST).read_bytes(), str(folder / LIST))["files"]:
+        if entry["role"] == "draft":
+            return {**entry, "in": next(file.lent for file in other.files if file.role == "draft") or other.name}
+    raise UsageError(f"{folder.name} has no draft", hint="give a file")
 
 
 def _split_file(path: Path, folder: Path, model: str, role: str, part_bytes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from orchard.models.language.decoder import Decoder
 from orchard.nn.attention.attention import Attention
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
-from orchard.train.compiled import compiled
+from orchard.train.compiled import as_written, compiled
 from orchard.train.parallel import Mesh
 from orchard.train.parallel_shards import layers_of
 from orchard.train.recompute import Recompute, recompute
@@ -128,4 +128,7 @@ def test_what_was_compiled_for_other_models_does_not_use_up_a_models_compilation
                 for causal in (True, False):
                     with torch.set_grad_enabled(grad):
                         model.hidden(ids, Context(positions=here, documents=documents, causal=causal))
+        as_written(model)
+        assert all("forward" not in layer.__dict__ for layer in layers_of(model))
+        model.hidden(ids, Context(positions=here))
     assert all(not report.reasons and report.blocks == 2 for report in reports)

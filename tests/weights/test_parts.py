@@ -21,6 +21,7 @@ from tools import weights
 
 DATA = os.urandom(2500)
 DRAFT = os.urandom(700)
+PART = {"name": "y", "bytes": 0, "sha256": "0" * 64}
 
 
 @pytest.fixture
@@ -65,6 +66,35 @@ def test_a_name_joins_them_into_the_library(shelf: Path, empty_home: Path) -> No
     before = path.stat().st_mtime_ns
     (shelf / "mix" / "mix.orchard.01").unlink()  # not needed any more
     assert library.resolve("mix") == path and path.stat().st_mtime_ns == before
+
+
+def test_two_models_can_have_one_draft(shelf: Path, empty_home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.orchard"
+    other.write_bytes(DATA[::-1])
+    about: dict[str, Any] = {"licence": "mit", "source": "a test"}
+    split(other, shelf, "two", draft_of="mix", **about)
+    split(other, shelf, "three", draft_of="two", **about)  # which has it from mix
+    assert sorted(path.name for path in (shelf / "two").iterdir()) == [LIST, "two.orchard.00"]
+    assert [read_parcel(shelf / name).files[1].lent for name in ("mix", "two", "three")] == ["", "mix", "mix"]
+    for name in ("two", "three"):
+        path = Library().resolve(name)
+        draft = Library().draft_of(path)
+        assert path.read_bytes() == DATA[::-1] and draft == path.with_name("draft.orchard")
+        assert draft.read_bytes() == DRAFT
+    assert not weights.main(["check", "--folder", str(shelf)])
+    split(other, shelf, "alone", **about)
+    with pytest.raises(UsageError, match="no draft"):
+        split(other, shelf, "four", draft_of="alone", **about)
+    with pytest.raises(UsageError, match="another model's"):
+        split(other, shelf, "four", draft=other, draft_of="mix", **about)
+    (shelf / "mix" / "draft.orchard.00").unlink()
+    Library().remove("two")
+    with pytest.raises(BadFile, match="missing"):
+        Library().resolve("two")
+    told = json.loads((shelf / "two" / LIST).read_text())
+    told["files"][1]["sha256"] = "0" * 64
+    (shelf / "two" / LIST).write_text(json.dumps(told))
+    assert any("does not hold its draft" in fault for fault in weights.faults(shelf))
 
 
 def test_pull_joins_too_and_needs_no_network(shelf: Path) -> None:
@@ -143,6 +173,8 @@ def test_damaged_parts_leave_nothing(fault: str, shelf: Path, empty_home: Path) 
         {"files": [{"name": "x", "bytes": 1, "sha256": "0", "role": "model", "parts": []}]},
         {"files": [{"name": "x", "bytes": 1, "sha256": "0" * 64, "role": "other", "parts": []}]},
         {"files": [{"name": "x", "bytes": 1, "sha256": "0" * 64, "role": "model", "parts": [{}]}]},
+        {"files": [{"name": "x", "bytes": 0, "sha256": "0" * 64, "role": "model", "parts": [PART], "in": "other"}]},
+        {"files": [{"name": "x", "bytes": 0, "sha256": "0" * 64, "role": "draft", "parts": [PART], "in": "../x"}]},
     ],
 )
 def test_lists_that_make_no_sense_are_refused(change: dict[str, Any], shelf: Path, empty_home: Path) -> None:

@@ -22,7 +22,7 @@ from orchard.objectives.distill import Distill
 from orchard.recipes.compressing.step import Lessons
 from orchard.recipes.compressing.texts import Texts
 from orchard.text.tokenizer import Tokenizer
-from orchard.train.compiled import compiled
+from orchard.train.compiled import as_written, compiled
 from orchard.train.ema import EMA
 from orchard.train.optim import AdamW
 from orchard.train.optim.groups import Rules
@@ -110,6 +110,7 @@ def teach(
         report = trainer.run(told)
     finally:
         forget(model)
+        as_written(model)
     if trainer.ema is not None:
         _keep_averages(model, trainer.ema)
     model.eval()

@@ -1,0 +1,126 @@
+"""Make the models of `weights/` anew: two small forms of SmolLM2-135M-Instruct and the draft that guesses for both, on one GPU.
+
+    python tools/flagship.py --text books/train --to build/flagship             # all three, about a quarter of an hour of an H200
+    python tools/flagship.py --text books/train --to build/flagship --only draft
+    python tools/weights.py split build/flagship/smollm2-mix.orchard --name smollm2-mix --draft build/flagship/draft.orchard …
+
+`--text` is what is learnt from besides what the model writes itself: plain text of one kind (the published ones had 66 books in
+the public domain, 5.4 million tokens). What was interrupted goes on with the same command. `--tokens 0.1` learns from a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchard.core.errors import OrchardError
+from orchard.recipes.adapt_plan import fast_dtype
+from orchard.recipes.compress import compress
+from orchard.recipes.compressing.runner import halve_vectors
+from orchard.recipes.compressing.step import Lessons
+from orchard.recipes.compressing.teach import Class, Taught, teach
+from orchard.recipes.compressing.texts import Wanted, texts_for
+from orchard.recipes.draft_model import draft_from
+from orchard.session.build import build
+from orchard.session.place import device_of
+from orchard.session.save import save_built
+from orchard.transforms.qat import Qat
+from orchard.weights.library import Library
+
+SOURCE = "smollm2"
+HEAL, TRAIN, RECOVER, DRAFT = 12_000_000, 36_000_000, 3_000_000, 6_000_000
+"""Tokens: to get used to shared keys and values, to learn in few bits, for side paths; for each half of the draft's lessons."""
+SHARED = ["share-kv:last=11", "heal:tokens={heal},lr=1e-3"]
+SIDES = ["recover:r=2,alpha=4,tokens={recover},lr=1e-3", "kv8"]
+PLANS = {
+    "mix": ([*SHARED, "mixed:train=true,tokens={train},lr=1e-3", *SIDES], "3.2bpw"),
+    "2bit": ([*SHARED, "qat:bits=2,group=96,tokens={train},lr=1e-3", *SIDES], "45MB"),
+}
+LENGTH, ROWS, OWN, REUSE = 1024, 32, 0.447, 3
+LAYERS, WRITTEN = 3, 17_000_000
+
+
+def small(name: str, text: list[str], folder: Path, factor: float, device: str) -> None:
+    """One of the two, by its plan."""
+    words, budget = PLANS[name]
+    counts = {"heal": HEAL, "train": TRAIN, "recover": RECOVER}
+    sizes = {key: max(1, round(tokens * factor)) for key, tokens in counts.items()}
+    asked: dict[str, Any] = {"text": text, "own": OWN, "reuse": REUSE, "length": LENGTH, "rows": ROWS, "device": device}
+    made = compress(
+        SOURCE,
+        [word.format(**sizes) for word in words],
+        folder / f"{SOURCE}-{name}.orchard",
+        budget=budget,
+        held=16_384,
+        looked=32_768,
+        say=print,
+        told=[_told],
+        **asked,
+    )
+    print(f"{SOURCE}-{name}: {made.size.bytes:,} bytes, loss ratio {made.measured.all.ratio:.4f}")
+
+
+def draft(text: list[str], folder: Path, factor: float, device: str) -> None:
+    """Three layers of the original between its own embedding and head, taught what it says, then all of it in two bits."""
+    place = device_of(device)
+    source = Library().resolve(SOURCE)
+    tokenizer, built = build(source, None, torch.float32, "cpu")
+    original = built.decoder.to(place).eval().requires_grad_(False)
+    work = folder / "draft.work"
+    wanted = Wanted(max(LENGTH, round(WRITTEN * factor)), 16_384, LENGTH, 1856, tuple(text), OWN)
+    writer = copy.deepcopy(original).bfloat16() if place.type == "cuda" else original
+    texts = texts_for(writer, tokenizer, wanted, work / "text")
+    where = Class(texts, tokenizer, place, fast_dtype(device), ROWS, None, 0)
+    tokens = max(1, round(DRAFT * factor))
+    student = draft_from(original, LAYERS).to(place)
+    first = teach(student, original, Lessons(lr=2e-3), tokens, where, work / "dense", 1, [_told])
+    qat = Qat(bits=2, group=96, embedding=2)
+    student = qat.apply(student.eval(), [batch.to(place) for batch in texts.looked_at(16_384)])
+    second = teach(student, original, Lessons(lr=1e-3), tokens, where, work / "two-bits", 2, [_told])
+    student = qat.finish(student).eval().requires_grad_(False)
+    halve_vectors(student)
+    save_built(replace(built, decoder=student), tokenizer, source, folder / "draft.orchard", None)
+    curves = {name: _curves(taught) for name, taught in (("dense", first), ("two bits", second))}
+    (folder / "draft.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
+    print(f"draft: {(folder / 'draft.orchard').stat().st_size:,} bytes")
+
+
+def _curves(taught: Taught) -> dict[str, Any]:
+    return {"tokens": taught.tokens, "learnt": taught.curve, "held out": taught.held}
+
+
+def _told(step: int, point: Mapping[str, float]) -> None:
+    held = {name: round(value, 4) for name, value in point.items() if name.startswith("held out")}
+    if held:
+        print(f"  step {step}: KL {point['kl']:.4f}, {held}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", nargs="+", required=True, help="files or folders of plain text")
+    parser.add_argument("--to", type=Path, required=True, help="a folder")
+    parser.add_argument("--only", choices=[*PLANS, "draft"], action="append", help="may be repeated")
+    parser.add_argument("--tokens", type=float, default=1.0, help="a factor of what is learnt from")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(arguments)
+    given.to.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in given.only or [*PLANS, "draft"]:
+            asked = (given.text, given.to, given.tokens, given.device)
+            draft(*asked) if name == "draft" else small(name, *asked)
+    except OrchardError as error:
+        print(f"error: {error.message} ({error.hint})", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
