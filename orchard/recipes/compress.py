@@ -44,7 +44,7 @@ __all__ = ["Asked", "Compressed", "Forecast", "Measured", "Report", "compress", 
 
 TOKENS = {"cuda": 20_000_000, "cpu": 100_000}
 """What a plan learns from unless it says how much: about a quarter of an hour of one large GPU, or of two cores."""
-ON_CPU = {"held": 4096, "looked": 8192, "length": 256, "rows": 8, "batch": 32}
+ON_CPU = {"held": 3072, "looked": 8192, "length": 256, "rows": 8, "batch": 32}
 ON_GPU = {"held": 65_536, "looked": 65_536, "length": 1024, "rows": 64, "batch": 256}
 Say = Callable[[str], None]
 

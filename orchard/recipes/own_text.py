@@ -39,6 +39,8 @@ class Script:
     openings: Sequence[Sequence[int]]
     share: float = 1.0
     """Of the rows, beside other scripts."""
+    heat: Sequence[float] = ()
+    """Temperatures of what follows each opening, as factors of the run's; none: 1."""
 
 
 def documents(tokenizer: Tokenizer) -> Script:
@@ -50,8 +52,9 @@ def documents(tokenizer: Tokenizer) -> Script:
     return Script([[mark]])
 
 
-def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,)) -> Script:
-    """Both sides of conversations: the model makes up what the user says (Magpie, arXiv 2406.08464), and answers."""
+def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,), answers: float = 1.0) -> Script:
+    """Both sides of conversations: the model makes up what the user says (Magpie, arXiv 2406.08464), and answers, at a
+    temperature of its own: people rarely ask for answers at 1."""
     openings: list[list[int]] = []
     for system in systems:
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -66,7 +69,7 @@ def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,))
             whole[:at],
             after[ends[0] + 1 if ends else 0 :],
         ]  # the model itself writes what ends the user's turn
-    return Script(openings)
+    return Script(openings, heat=() if answers == 1.0 else (1.0, answers) * len(systems))
 
 
 def answers(tokenizer: Tokenizer, prompts: Sequence[str]) -> Script:
@@ -91,6 +94,8 @@ def own_text(
     end a document or a turn. The same seed gives the same rows on the same device."""
     if not scripts or any(not script.openings or not all(script.openings) for script in scripts):
         raise UsageError("there is no opening to write from", hint="give scripts with openings of at least one token")
+    if any(script.heat and (len(script.heat) != len(script.openings) or min(script.heat) <= 0) for script in scripts):
+        raise UsageError("temperatures that are not above 0, or not one for each opening", hint="give one for each")
     if length > decoder.config.context:
         raise UsageError(
             f"rows of {length:,} tokens for a model with a context of {decoder.config.context:,}", hint="shorter rows"
@@ -121,13 +126,15 @@ class _Writer:
         temperature: float,
     ) -> None:
         device = decoder.device
-        self.decoder, self.batch, self.length, self.temperature = decoder, batch, length, temperature
+        self.decoder, self.batch, self.length = decoder, batch, length
         self.cache = decoder.cache(batch=batch, length=length)
         openings = [list(opening) for script in scripts for opening in script.openings]
         longest = max(map(len, openings))
         padded = [opening + [0] * (longest - len(opening)) for opening in openings]
         self.openings = torch.tensor(padded, device=device)
         self.sizes = torch.tensor([len(opening) for opening in openings], device=device)
+        heats = [heat for script in scripts for heat in (script.heat or [1.0] * len(script.openings))]
+        self.heat = torch.tensor(heats, dtype=torch.float32, device=device) * temperature
         counts = np.array([len(script.openings) for script in scripts])
         self.firsts, self.counts = np.concatenate([[0], np.cumsum(counts)[:-1]]), counts
         shares = np.array([script.share for script in scripts], dtype=np.float64)
@@ -171,7 +178,8 @@ class _Writer:
         """Note the token, read it, and choose the next: the opening's own while it lasts."""
         self.written.scatter_(1, self.place[:, None], self.token.int()[:, None])
         context = Context(positions=self.place[:, None], cache=self.cache, upto=upto)
-        scores = self.decoder(self.token[:, None], context)[:, 0].float() / self.temperature
+        scores = self.decoder(self.token[:, None], context)[:, 0].float()
+        scores.div_(self.heat[self.first + self.turn, None])
         # The largest of p / e, e drawn from the exponential distribution, is a draw from p.
         noise = torch.empty_like(scores).exponential_().log_()
         drawn = scores.sub_(noise).argmax(-1)

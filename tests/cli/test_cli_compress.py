@@ -69,7 +69,7 @@ def test_json_has_everything(base: Path, tmp_path: Path, capsys: Any) -> None:
     for step in facts["steps"]:
         assert step["tokens"] > 0 and step["curve"] and step["size"]["bytes"] > 0
         assert {"ratio", "kl", "agreement", "tokens"} <= step["measured"]["all"].keys()
-    assert set(facts["measured"]["kinds"]) == {"plain", "chat"} and facts["measured"]["tasks"] == {"tasks": 0.0}
+    assert set(facts["measured"]["kinds"]) == {"plain", "chat", "calm"} and facts["measured"]["tasks"] == {"tasks": 0.0}
 
 
 def test_a_dry_run_does_nothing(base: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from orchard.core.batch import Batch
 from orchard.core.errors import ConfigError
 from orchard.models.language import Decoder
 from orchard.nn.attention import Attention
-from orchard.nn.formats import Learned
-from orchard.nn.formats.learned_once import forget, once
-from orchard.nn.linear import Embedding, GroupedLinear, Linear
+from orchard.nn.formats import Learned, Plain
+from orchard.nn.formats.learned_once import _on_gpu, forget, once
+from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.moe import MoE
 from orchard.nn.stack import Block, Stack
@@ -114,6 +116,56 @@ def test_packed_weights_beside_side_paths_are_made_when_first_met_and_forgotten(
     forget(made)
     assert not any("_made" in module.__dict__ for module in made.modules())
     assert torch.equal(made(ids), want)
+
+
+def test_passes_that_are_recorded_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a recorded pass is one call; here it is run again."""
+    runs: list[int] = []
+
+    def record(run: Callable[[], None]) -> Callable[[], None]:
+        run()  # as recording does
+        runs.append(0)
+        at = len(runs) - 1
+
+        def again() -> None:
+            runs[at] += 1
+            run()
+
+        return again
+
+    made, other = model(), model()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (made, other)]
+    for step in range(3):
+        for one, optimizer in zip((made, other), optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            found = [
+                module
+                for module in one.modules()
+                if isinstance(module, Weight) and not isinstance(module.format, Plain)
+            ]
+            with once(one) if one is made else _on_gpu(one, found, [torch.float32] * len(found), record):
+                gradients(one)
+            optimizer.step()
+        assert runs == [step + 1, step + 1]
+        for (name, p), (_, q) in zip(made.named_parameters(), other.named_parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None and torch.allclose(p.grad, q.grad, atol=1e-6), name
+    with torch.no_grad(), _on_gpu(other, found, [torch.float32] * len(found), record):
+        ids = torch.arange(6)[None]
+        assert torch.allclose(other(ids), made(ids), atol=1e-5)
+    assert runs == [4, 3] and copy.deepcopy(other).state_dict().keys() == made.state_dict().keys()
+    other.get_submodule("stack.layers.0.mlp.up").weight.requires_grad_(
+        False
+    )  # something else is trained: recorded anew
+    other.zero_grad()
+    with _on_gpu(other, found, [torch.float32] * len(found), record):
+        gradients(other)
+    assert len(runs) == 4 and other.get_submodule("stack.layers.0.mlp.up").weight.grad is None
+    assert other.get_submodule("stack.layers.0.mlp.up").log_scale.grad is not None
+    with pytest.raises(RuntimeError, match="stop"), _on_gpu(other, found, [torch.float32] * len(found), record):
+        raise RuntimeError("stop")
+    assert isinstance(other.get_submodule("stack.layers.0.mlp.up").format, Learned)
+    forget(other)
+    assert "_recorded" not in other.__dict__
 
 
 def test_an_error_inside_leaves_everything_as_it_was() -> None:

@@ -56,7 +56,7 @@ def test_a_model_of_another_family_end_to_end(base: Path, made: Compressed) -> N
     assert made.bytes < 0.2 * facts["original_bytes"]
     assert facts["kv_bytes_per_token"] < 0.5 * facts["original_kv_bytes_per_token"], "shared, and in eight bits"
     assert [one["step"] for one in facts["steps"]] == PLAN and facts["kept_steps"] == 4 and made.stopped is None
-    assert set(facts["measured"]["kinds"]) == {"plain", "chat"}
+    assert set(facts["measured"]["kinds"]) == {"plain", "chat", "calm"}
     ratios = [one["measured"]["all"]["kl"] for one in facts["steps"]]
     assert 0 < made.measured.all.kl < 1 and all(kl < 1 for kl in ratios)
     with open_checkpoint(made.path) as checkpoint:
@@ -200,7 +200,7 @@ def test_somebodys_own_text_and_tasks(base: Path, tmp_path: Path) -> None:
     words = ["gptq:bits=4", "recover:r=2,tokens=512"]
     found = compress(base, words, tmp_path / "x.orchard", text=[text], own=0.25, tasks=tasks, stop="tasks>0.4", **SMALL)
     facts = found.to_dict()
-    assert set(facts["measured"]["kinds"]) == {"plain", "chat", "text"} and facts["text"] == [str(text)]
+    assert set(facts["measured"]["kinds"]) == {"plain", "chat", "calm", "text"} and facts["text"] == [str(text)]
     assert facts["measured"]["tasks"] == facts["original_tasks"] == {"words": 0.5} and len(asked) == 4
     assert "task" in Path(facts["card"]).read_text() and found.report["task, words"] == 0.5
     with pytest.raises(UsageError, match="unknown ending"):

@@ -86,3 +86,22 @@ def test_what_cannot_be_written_is_refused(decoder: Decoder) -> None:
         write(decoder, [Script([[1], []])])
     with pytest.raises(UsageError, match="context of 160"):
         write(decoder, [Script([[1]])], length=161)
+
+
+def test_each_opening_has_its_own_temperature(decoder: Decoder) -> None:
+    """After the first opening anything may come, after the second only what is likeliest."""
+    rows = write(decoder, [Script([[1, 2], [3, 4]], heat=[3.0, 1e-4])], seed=2)
+    best = likeliest(decoder, rows)
+    cold, hot = [], []
+    for row, said in zip(rows.tolist(), best.tolist(), strict=True):
+        turn, place, drawn = 0, 2, False
+        while place < len(row):
+            if drawn and row[place - 1] == END:
+                turn, place, drawn = 1 - turn, place + 2, False
+            else:
+                (cold if turn else hot).append(row[place] == said[place - 1])
+                place, drawn = place + 1, True
+    assert cold and all(cold) and np.mean(hot) < 0.5
+    for heat in ([1.0], [1.0, 0.0]):
+        with pytest.raises(UsageError, match="temperatures"):
+            write(decoder, [Script([[1], [2]], heat=heat)])

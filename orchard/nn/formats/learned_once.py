@@ -29,10 +29,11 @@ from torch.nn import functional
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.formats.base import Format, Packed, PackedPart
 from orchard.nn.formats.learned import Learned, computed_in
+from orchard.nn.formats.learned_recorded import Place, Record, Recorded, as_graph
 from orchard.nn.formats.plain import Plain
 from orchard.nn.linear import Embedding, Weight
 
-NAME, KEPT = "made", "_made"
+NAME, KEPT, RECORDED = "made", "_made", "_recorded"
 
 
 class Made(Format):
@@ -62,14 +63,21 @@ def once(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Make the values of all weights of a model that are not plain now. `dtype`: what they are multiplied in (bfloat16 where
     autocast says so); None: float32. If the block ends with an error, these weights get no gradient and everything else is as
     it was."""
-    found = [module for module in model.modules() if isinstance(module, Weight) and not _is_plain(module)]
-    if any(isinstance(getattr(module, "format", None), Made) for module in model.modules()):
+    found = [
+        module for module in model.modules() if isinstance(module, Weight) and not isinstance(module.format, Plain)
+    ]
+    if any(isinstance(module.format, Made) for module in found):
         raise ConfigError("this model is inside `once` already", hint="use one block for a whole step")
+    # A table is also looked up in, and what is looked up is added to without rounding.
+    kinds = [torch.float32 if dtype is None or isinstance(module, Embedding) else dtype for module in found]
+    if found and found[0]._first().is_cuda and not any(_sharded(module) for module in found):
+        with _on_gpu(model, found, kinds):
+            yield
+        return
     kept: list[_Kept] = []
     try:
-        for module in found:
-            # A table is also looked up in, and what is looked up is added to without rounding.
-            kept.append(_Kept(module, torch.float32 if dtype is None or isinstance(module, Embedding) else dtype))
+        for module, kind in zip(found, kinds, strict=True):
+            kept.append(_Kept(module, kind))
         yield
         for one in kept:
             one.leave()
@@ -77,6 +85,46 @@ def once(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
     finally:
         for one in kept:
             one.leave()
+
+
+@contextmanager
+def _on_gpu(model: nn.Module, found: list[Any], kinds: list[torch.dtype], record: Record = as_graph) -> Iterator[None]:
+    """The same by recorded passes over all learned weights. Packed ones are made one by one, when they are first met."""
+    pairs = list(zip(found, kinds, strict=True))
+    learned = [(module, kind) for module, kind in pairs if isinstance(module.format, Learned)]
+    known: Recorded | None = model.__dict__.get(RECORDED)
+    fits = known is not None and known.fits([module for module, _ in learned])
+    if known is None or not fits or [place.made.dtype for place in known.places] != [kind for _, kind in learned]:
+        if known is not None:
+            known.close()
+        places = []
+        for module, kind in learned:
+            made = nn.Parameter(torch.empty(module.shape, dtype=kind, device=module._first().device))
+            places.append(Place(module, made, Made(module.format, kind)))
+        known = Recorded(places, record)
+        model.__dict__[RECORDED] = known
+    learns, done = torch.is_grad_enabled(), False
+    packed = [_Kept(module, kind) for module, kind in pairs if not isinstance(module.format, Learned)]
+    known.begin()
+    try:
+        for place in known.places:
+            place.made.requires_grad_(learns and bool(place.trained))
+            place.made.grad = None
+            place.module._parameters[NAME], place.module.format = place.made, place.form
+        yield
+        done = True
+    finally:
+        for one in packed:
+            one.leave()
+        for place in known.places:
+            place.module._parameters.pop(NAME, None)
+            place.module.format = place.format
+    if done and learns:
+        known.end()
+
+
+def _sharded(module: Weight) -> bool:
+    return any(hasattr(part, "placements") for part in module.packed().values())
 
 
 class _Kept:
@@ -87,7 +135,7 @@ class _Kept:
         self.total: Tensor | None = None
         self.scales: Tensor | None = None
         parts: Packed = module.packed()
-        if any(hasattr(part, "placements") for part in parts.values()):
+        if _sharded(module):
             raise UnsupportedPair(
                 "`once` and weights that live in shards", hint="train without shards, or without `once`"
             )
@@ -147,12 +195,10 @@ class _Kept:
                 part.grad = slopes[name] if part.grad is None else part.grad + slopes[name]
 
 
-def _is_plain(module: Weight) -> bool:
-    """Whether a weight is what it computes with. Embeddings of few bits are looked up in, and made whole as well."""
-    return isinstance(module.format, Plain | Made)
-
-
 def forget(model: nn.Module) -> None:
-    """Let go of the values that `once` keeps of packed weights."""
+    """Let go of what `once` keeps from step to step."""
+    recorded: Recorded | None = model.__dict__.pop(RECORDED, None)
+    if recorded is not None:
+        recorded.close()
     for module in model.modules():
         module.__dict__.pop(KEPT, None)

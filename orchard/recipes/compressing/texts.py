@@ -1,7 +1,8 @@
 """What a compressed model learns from and is measured on: text that the original wrote itself, and files where they are given.
 
 Text by kinds: `plain` (documents from a mark, or from one first token of many: arXiv 2305.17888 begins so), `chat` (both sides of
-conversations, where the model has a template) and `text` (files). Of each kind some rows are held out, and nothing is learnt from
+conversations, where the model has a template), `calm` (the same with answers that keep to what is likely, as people ask for) and
+`text` (files). Of each kind some rows are held out, and nothing is learnt from
 them. Everything is kept in a folder, piece by piece, so that what was written once is never written again.
 """
 
@@ -31,7 +32,9 @@ from orchard.recipes.files import rows_of
 from orchard.recipes.own_text import Script, conversations, documents, own_text
 from orchard.text.tokenizer import Tokenizer
 
-PLAIN, CHAT, TEXT = "plain", "chat", "text"
+PLAIN, CHAT, CALM, TEXT = "plain", "chat", "calm", "text"
+COOL = 0.5
+"""The temperature of calm answers."""
 OPENINGS = 255
 """First tokens that documents begin with."""
 EVERY = 10
@@ -136,7 +139,7 @@ def _scripts(decoder: Decoder, tokenizer: Tokenizer, seed: int) -> dict[str, Scr
     scripts = {PLAIN: Script(openings)}
     if tokenizer.chat_template is not None:
         with suppress(UsageError, TemplateError):  # a template that cannot be left open: documents alone, then
-            scripts[CHAT] = conversations(tokenizer)
+            scripts |= {CHAT: conversations(tokenizer), CALM: conversations(tokenizer, answers=COOL)}
     return scripts
 
 
