@@ -11,12 +11,12 @@ Here each of these happens to a small model of characters of a made-up language 
 `Palettize`, `Recover`, `Prune`, `Distill`, `MirrorDescent`, `Lora` and the engine's variants.
 
 What differs from the paper: models of less than a million weights that learnt from half a million characters; which maps
-go to two bits is measured one by one, and what errors are weighed by is chosen on a text of its own; the table of
-embeddings stays as it is; masks learn for tens of steps, by distillation. "Pruned and distilled" learns from the teacher's
-whole distribution; the paper's nine parts of the likeliest token are measured beside it, by loss and by accuracy: who
-learns to name one token spreads less over the others, and pays for that in loss by construction. Rewards are for digits
-that add up to a number, and the ways to learn from them are each given their best learning rate of two. Reward models and
-the committee of teachers are not repeated.
+go to two bits is measured one by one; what errors are weighed by, and the learning rate of recovery, are chosen on a text
+of their own; the table of embeddings stays as it is; masks learn for tens of steps, by distillation. "Pruned and
+distilled" learns from the teacher's whole distribution; the paper's nine parts of the likeliest token are measured beside
+it, by loss and by accuracy: who learns to name one token spreads less over the others, and pays for that in loss by
+construction. Rewards are for digits that add up to a number, and the ways to learn from them are each given their best
+learning rate of two. Reward models and the committee of teachers are not repeated.
 """
 
 from __future__ import annotations
@@ -177,6 +177,14 @@ def reasons(values: dict[str, Any]) -> dict[str, str]:
         return float(Value.of(values[name]).value or 0)
 
     found = {}
+    if number("rtn_gap_ratio") <= 1:
+        spread = Value.of(values["rtn_gap_ratio"])
+        found["rtn"] = (
+            f"Over single models the ratio goes from {spread.low:.2f} to {spread.high:.2f}; to weighted palettes alone it is "
+            f"{number('rtn_gap_ratio_weighted'):.2f}. At this width a table for 16 rows and a scale for each {palettes.GROUP} "
+            f"weights come about as near to the weights: relative errors are {number('error_palette4'):.4f} and "
+            f"{number('error_rtn4'):.4f} at four bits, {number('error_palette2'):.4f} and {number('error_rtn2'):.4f} at two."
+        )
     if number("top1_loss_over_labels") >= 0:
         found["top1-loss"] = (
             "The loss is a proper score of the whole distribution: nine parts of one token ask for a distribution that is too "
@@ -190,6 +198,7 @@ def reasons(values: dict[str, Any]) -> dict[str, str]:
         )
     if number("recovered_gap_ratio") > 0.5:
         found["recover"] = (
-            "A fiftieth of so little text is a few thousand characters: too few for side paths to find the gap."
+            f"A fiftieth of so little text is {number('recover_tokens'):,.0f} characters: few for side paths to find a gap of "
+            f"{number('gap_weighted'):.4f} nats."
         )
     return found
