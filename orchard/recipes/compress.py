@@ -108,10 +108,11 @@ def compress(
     made = _made(str(model), source, chosen)
     foreseen, scale = _forecast(chosen, built, tokenizer, source, made, settings, bandwidth)
     tell(f"what the plan will come to:\n{shown(foreseen)}")
-    work.begin(record)
-    runner = Runner(chosen, built, tokenizer, source, scale, foreseen, work, settings, tell, tuple(told))
-    outcome = runner.run()
-    found = finished(runner, outcome, made, target, force=force or mine, seconds=time.perf_counter() - begun)
+    with work.locked():
+        work.begin(record)
+        runner = Runner(chosen, built, tokenizer, source, scale, foreseen, work, settings, tell, tuple(told))
+        outcome = runner.run()
+        found = finished(runner, outcome, made, target, force=force or mine, seconds=time.perf_counter() - begun)
     gc.collect()
     return found
 

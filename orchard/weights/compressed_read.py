@@ -26,6 +26,8 @@ from orchard.weights.compressed_tree import Part, checked_tree, parts_of, sketch
 from orchard.weights.safetensors import dtype_name
 
 FLOATS = ("F32", "F16", "BF16")
+LOOKED_AT = 1 << 22
+"""Numbers of a tensor."""
 
 
 class CompressedCheckpoint(Checkpoint):
@@ -140,7 +142,17 @@ class CompressedCheckpoint(Checkpoint):
         return parts
 
     def _packed(self, parts: list[Part]) -> Packed:
-        return {part.attribute: self.source.read(part.name) for part in parts}
+        return {part.attribute: self._numbers(part) for part in parts}
+
+    def _numbers(self, part: Part) -> Tensor:
+        """A tensor of the file. One scale that is no number would spoil all that the model ever says, so it is looked for; large
+        dense weights are only read when they are needed."""
+        found = self.source.read(part.name)
+        if found.is_floating_point() and found.numel() <= LOOKED_AT and not bool(found.isfinite().all()):
+            count = int((~found.isfinite()).sum())
+            problem = f"{self.path.name}: {count:,} of {found.numel():,} values of {part.name!r} are no finite numbers"
+            raise BadFile(problem, hint="get or make the file again")
+        return found
 
 
 def _is_weight(part: Part) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from orchard.core.errors import ConfigError, DiskFull, UsageError
@@ -80,7 +81,7 @@ def test_what_it_leaves_to_read(made: Compressed) -> None:
     assert len(report.series["loss ratio after each step, plain"]) == 4
     folder = Path(facts["report"]).parent
     assert {path.name for path in folder.iterdir()} <= {
-        *("plan.json", "result.json", "report.json", "report.html", "curves.png"),
+        *("plan.json", ".lock", "result.json", "report.json", "report.html", "curves.png"),
     }, "what was needed on the way is gone"
     json.dumps(facts, allow_nan=False)
 
@@ -163,6 +164,8 @@ def test_other_arguments_are_refused(base: Path, tmp_path: Path) -> None:
         with pytest.raises(OtherWork) as caught:
             compress(base, words, target, **{**SMALL, **more})  # type: ignore[arg-type]
         assert says in caught.value.message and "delete that folder" in caught.value.hint
+    with FileLock(str(tmp_path / "x.work" / ".lock")), pytest.raises(OtherWork, match="another process is at work"):
+        compress(base, ["rtn:bits=8", "kv8"], target, **SMALL)
     (tmp_path / "y.work").mkdir()
     (tmp_path / "y.work" / "mine.txt").write_text("x")
     with pytest.raises(OtherWork, match="holds no compression"):

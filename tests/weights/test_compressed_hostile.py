@@ -145,6 +145,16 @@ def test_tensors_must_be_those_of_the_tree(part: str, tmp_path: Path) -> None:
     assert "belong to no part" in refusal(model, tmp_path)
 
 
+@pytest.mark.parametrize("part", ["scales", "lora_a"])
+def test_scales_and_side_paths_that_are_no_numbers_are_named(part: str, tmp_path: Path) -> None:
+    name, model = f"{Q}.{part}", sample()
+    kind, shape, data = model.tensors[name]
+    assert kind == "F16"
+    model.tensors[name] = (kind, shape, b"\x00\x7e" + data[2:])
+    said = refusal(model, tmp_path)
+    assert "1 of " in said and f"values of '{name}' are no finite numbers" in said
+
+
 def test_descriptions_that_lie_are_refused(tmp_path: Path) -> None:
     for key, value, said in (
         ("format", 2, "has format 2, not 1"),

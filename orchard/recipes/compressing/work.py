@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from orchard.weights.load import load_decoder
 
 ENDING = ".work"
 PLAN, STEP, MODEL, RESULT, TEXT, RUN = "plan.json", "step.json", "model.orchard", "result.json", "text", "run"
+LOCK = ".lock"
 VERSION = 1
 
 
@@ -65,6 +66,24 @@ class Work:
                     hint="repeat the command that was interrupted, or delete that folder",
                 )
         return True
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time; the lock dies with its process."""
+        from filelock import FileLock, Timeout
+
+        self.text.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(self.folder / LOCK))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise OtherWork(
+                f"another process is at work in {self.folder}", hint="wait for it, or name another file with --to"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def begin(self, asked: Mapping[str, Any]) -> None:
         """Note what was asked for; what is left of one that was finished here goes."""
