@@ -1,6 +1,6 @@
 """Make the models of `weights/` anew: two small forms of SmolLM2-135M-Instruct and the draft that guesses for both, on one GPU.
 
-    python tools/flagship.py --text books/train --to build/flagship             # all three, about a quarter of an hour of an H200
+    python tools/flagship.py --text books/train --to build/flagship             # all three, less than half an hour of an H200
     python tools/flagship.py --text books/train --to build/flagship --only draft
     python tools/weights.py split build/flagship/smollm2-mix.orchard --name smollm2-mix --draft build/flagship/draft.orchard …
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ import torch
 
 from orchard.core.errors import OrchardError
 from orchard.recipes.adapt_plan import fast_dtype
-from orchard.recipes.compress import compress
+from orchard.recipes.compress import compress, take_over
 from orchard.recipes.compressing.runner import halve_vectors
 from orchard.recipes.compressing.step import Lessons
 from orchard.recipes.compressing.teach import Class, Taught, teach
@@ -36,7 +37,7 @@ from orchard.transforms.qat import Qat
 from orchard.weights.library import Library
 
 SOURCE = "smollm2"
-HEAL, TRAIN, RECOVER, DRAFT = 12_000_000, 36_000_000, 3_000_000, 6_000_000
+HEAL, TRAIN, RECOVER, DRAFT = 15_000_000, 80_000_000, 3_000_000, 8_000_000
 """Tokens: to get used to shared keys and values, to learn in few bits, for side paths; for each half of the draft's lessons."""
 SHARED = ["share-kv:last=11", "heal:tokens={heal},lr=1e-3"]
 SIDES = ["recover:r=2,alpha=4,tokens={recover},lr=1e-3", "kv8"]
@@ -44,28 +45,51 @@ PLANS = {
     "mix": ([*SHARED, "mixed:train=true,tokens={train},lr=1e-3", *SIDES], "3.2bpw"),
     "2bit": ([*SHARED, "qat:bits=2,group=96,tokens={train},lr=1e-3", *SIDES], "45MB"),
 }
-LENGTH, ROWS, OWN, REUSE = 1024, 32, 0.447, 3
-LAYERS, WRITTEN = 3, 17_000_000
+FIRST = f"step {len(SHARED) + 1} of"
+"""What is said when the steps that both begin with are done."""
+LENGTH, ROWS, OWN, REUSE = 1024, 32, 0.698, 3
+LAYERS, WRITTEN, DRAFT_WORK = 3, 32_000_000, "draft.work"
 
 
-def small(name: str, text: list[str], folder: Path, factor: float, device: str) -> None:
-    """One of the two, by its plan."""
+class Reached(Exception):
+    """The steps that both begin with are done."""
+
+
+def asked_for(
+    name: str, text: list[str], folder: Path, factor: float, device: str
+) -> tuple[list[str], Path, dict[str, Any]]:
+    """Plan, file, and everything else that is asked for."""
     words, budget = PLANS[name]
     counts = {"heal": HEAL, "train": TRAIN, "recover": RECOVER}
     sizes = {key: max(1, round(tokens * factor)) for key, tokens in counts.items()}
     asked: dict[str, Any] = {"text": text, "own": OWN, "reuse": REUSE, "length": LENGTH, "rows": ROWS, "device": device}
-    made = compress(
-        SOURCE,
-        [word.format(**sizes) for word in words],
-        folder / f"{SOURCE}-{name}.orchard",
-        budget=budget,
-        held=16_384,
-        looked=32_768,
-        say=print,
-        told=[_told],
-        **asked,
-    )
-    print(f"{SOURCE}-{name}: {made.size.bytes:,} bytes, loss ratio {made.measured.all.ratio:.4f}")
+    asked |= {"budget": budget, "held": 16_384, "looked": 32_768}
+    return [word.format(**sizes) for word in words], folder / f"{SOURCE}-{name}.orchard", asked
+
+
+def both(*where: Any) -> None:
+    """The steps that both begin with, once; the second goes on from there."""
+    (words, one, asked), (other, two, more) = (asked_for(name, *where) for name in PLANS)
+    if one.exists() or (two.with_suffix(".work") / "plan.json").exists():
+        return
+
+    def stop(line: str) -> None:
+        print(line, flush=True)
+        if line.startswith(FIRST):
+            raise Reached
+
+    try:
+        compress(SOURCE, words, one, say=stop, told=[_told], **asked)
+    except Reached:
+        take_over(SOURCE, other, two, other=one, **more)
+        shutil.copytree(one.with_suffix(".work") / "text", one.parent / DRAFT_WORK / "text", dirs_exist_ok=True)
+
+
+def small(name: str, *where: Any) -> None:
+    """One of the two, by its plan."""
+    words, target, asked = asked_for(name, *where)
+    made = compress(SOURCE, words, target, say=print, told=[_told], **asked)
+    print(f"{target.stem}: {made.bytes:,} bytes, loss ratio {made.measured.all.ratio:.4f}", flush=True)
 
 
 def draft(text: list[str], folder: Path, factor: float, device: str) -> None:
@@ -74,7 +98,7 @@ def draft(text: list[str], folder: Path, factor: float, device: str) -> None:
     source = Library().resolve(SOURCE)
     tokenizer, built = build(source, None, torch.float32, "cpu")
     original = built.decoder.to(place).eval().requires_grad_(False)
-    work = folder / "draft.work"
+    work = folder / DRAFT_WORK
     wanted = Wanted(max(LENGTH, round(WRITTEN * factor)), 16_384, LENGTH, 1856, tuple(text), OWN)
     writer = copy.deepcopy(original).bfloat16() if place.type == "cuda" else original
     texts = texts_for(writer, tokenizer, wanted, work / "text")
@@ -113,8 +137,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     given.to.mkdir(parents=True, exist_ok=True)
     try:
+        asked = (given.text, given.to, given.tokens, given.device)
+        if not given.only or set(PLANS) <= set(given.only):
+            both(*asked)
         for name in given.only or [*PLANS, "draft"]:
-            asked = (given.text, given.to, given.tokens, given.device)
             draft(*asked) if name == "draft" else small(name, *asked)
     except OrchardError as error:
         print(f"error: {error.message} ({error.hint})", file=sys.stderr)

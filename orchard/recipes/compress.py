@@ -40,7 +40,7 @@ from orchard.weights.checkpoint import open_checkpoint
 from orchard.weights.compressed_file import ENDING
 from orchard.weights.library import Library
 
-__all__ = ["Asked", "Compressed", "Forecast", "Measured", "Report", "compress", "forecast"]
+__all__ = ["Asked", "Compressed", "Forecast", "Measured", "Report", "compress", "forecast", "take_over"]
 
 TOKENS = {"cuda": 20_000_000, "cpu": 100_000}
 """What a plan learns from unless it says how much: about a quarter of an hour of one large GPU, or of two cores."""
@@ -115,6 +115,18 @@ def compress(
         found = finished(runner, outcome, made, target, force=force or mine, seconds=time.perf_counter() - begun)
     gc.collect()
     return found
+
+
+def take_over(
+    model: str | Path, plan: str | Sequence[str] | Plan, to: str | Path, *, other: str | Path, **asked: Any
+) -> int:
+    """Begin a compression with what one under way for the file `other` has done, as far as both plans begin alike: its text and
+    its first steps. How many steps that is; `compress` with the same arguments goes on."""
+    wishes = Asked(**asked)
+    chosen, source = _plan(plan, wishes), Library().resolve(str(model))
+    record = _record(source, chosen, wishes, _settings(chosen, wishes))
+    theirs = Work(Path(other).absolute(), []).folder
+    return Work(Path(to).absolute(), chosen.words).take_over(theirs, record)
 
 
 def forecast(

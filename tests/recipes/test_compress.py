@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from orchard.core.errors import ConfigError, DiskFull, UsageError
 from orchard.core.report import Report
-from orchard.recipes.compress import Compressed, compress, forecast
+from orchard.recipes.compress import Compressed, compress, forecast, take_over
 from orchard.recipes.compressing import result as results
 from orchard.recipes.compressing.card import shown
 from orchard.recipes.compressing.plan import BadPlan, read_plan
@@ -170,6 +170,28 @@ def test_other_arguments_are_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "y.work" / "mine.txt").write_text("x")
     with pytest.raises(OtherWork, match="holds no compression"):
         compress(base, ["kv8"], tmp_path / "y.orchard", **SMALL)
+
+
+def test_two_plans_share_what_they_begin_with(base: Path, tmp_path: Path) -> None:
+    def stop(line: str) -> None:
+        if line.startswith("step 2"):
+            raise KeyboardInterrupt
+
+    one, two = tmp_path / "one.orchard", tmp_path / "two.orchard"
+    with pytest.raises(KeyboardInterrupt):
+        compress(base, ["share-kv:last=1", "rtn:bits=8"], one, say=stop, **SMALL)
+    with pytest.raises(OtherWork, match="another seed"):
+        take_over(base, ["share-kv:last=1", "kv8"], two, other=one, **{**SMALL, "seed": 3})
+    assert take_over(base, ["kv8"], tmp_path / "three.orchard", other=one, **SMALL) == 0, "only the text"
+    assert take_over(base, ["share-kv:last=1", "kv8"], two, other=one, **SMALL) == 1
+    with pytest.raises(OtherWork, match="has begun already"):
+        take_over(base, ["share-kv:last=1", "kv8"], two, other=one, **SMALL)
+    heard: list[str] = []
+    found = compress(base, ["share-kv:last=1", "kv8"], two, say=heard.append, **SMALL)
+    assert not any(line.startswith(("step 1", "writing text")) for line in heard)
+    assert any(line.startswith("step 2") for line in heard) and len(found.to_dict()["steps"]) == 2
+    with pytest.raises(OtherWork, match="holds no compression"):
+        take_over(base, ["kv8"], tmp_path / "four.orchard", other=tmp_path / "nothing.orchard", **SMALL)
 
 
 def test_the_rule_stops_it_and_the_last_good_model_stays(base: Path, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from orchard.weights.load import load_decoder
 ENDING = ".work"
 PLAN, STEP, MODEL, RESULT, TEXT, RUN = "plan.json", "step.json", "model.orchard", "result.json", "text", "run"
 LOCK = ".lock"
+OWN = frozenset({"plan", "budget", "stop", "tokens"})
+"""What compressions that share their first steps may differ in."""
 VERSION = 1
 
 
@@ -91,6 +93,31 @@ class Work:
             path.unlink(missing_ok=True)
         self.text.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / PLAN, json.dumps({"version": VERSION, **asked}, indent=2) + "\n")
+
+    def take_over(self, other: Path, asked: Mapping[str, Any]) -> int:
+        """Begin with the text and the first steps of a compression that is under way in another folder, as far as both plans are
+        the same; how many steps that is. Refused where they differ in more than plan, budget, stop rule and tokens."""
+        theirs = _read(other / PLAN)
+        plain = json.loads(json.dumps({"version": VERSION, **asked}))
+        if theirs is None or (self.folder / PLAN).exists():
+            problem = f"{other} holds no compression" if theirs is None else f"{self.folder} has begun already"
+            raise OtherWork(problem, hint="take over one that is under way, before this one begins")
+        for name in sorted((plain.keys() | theirs.keys()) - OWN):
+            if theirs.get(name) != plain.get(name):
+                raise OtherWork(
+                    f"{other} has another {name.replace('_', ' ')}: {_short(theirs.get(name))}", hint="ask for the same"
+                )
+        steps = 0
+        for number, (mine, their) in enumerate(zip(plain["plan"], theirs["plan"], strict=False), 1):
+            place = other / self._names[number - 1]
+            if mine != their or _read(place / STEP) is None:
+                break
+            steps = number if (place / MODEL).is_file() else steps
+        self.begin(asked)
+        for name in (TEXT, *self._names[:steps]):
+            if (other / name).is_dir():
+                shutil.copytree(other / name, self.folder / name, dirs_exist_ok=True)
+        return steps
 
     @property
     def text(self) -> Path:
