@@ -1,11 +1,11 @@
-"""Make the models of `weights/` anew: two small forms of SmolLM2-135M-Instruct and the draft that guesses for both, on one GPU.
+"""Make the flagship: two small forms of SmolLM2-135M-Instruct and the draft that guesses for both, on one GPU.
 
-    python tools/flagship.py --text books/train --to build/flagship             # all three, less than half an hour of an H200
+    python tools/flagship.py --text books/train --to build/flagship             # all three
     python tools/flagship.py --text books/train --to build/flagship --only draft
     python tools/weights.py split build/flagship/smollm2-mix.orchard --name smollm2-mix --draft build/flagship/draft.orchard …
 
-`--text` is what is learnt from besides what the model writes itself: plain text of one kind (the published ones had 66 books in
-the public domain, 5.4 million tokens). What was interrupted goes on with the same command. `--tokens 0.1` learns from a tenth.
+`--text` is what is learnt from besides what the model writes itself: plain text of one kind, some
+million tokens. What was interrupted goes on with the same command. `--tokens 0.1` learns from a tenth.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from orchard.core.errors import OrchardError
+from orchard.core.files import write_text
 from orchard.recipes.adapt_plan import fast_dtype
 from orchard.recipes.compress import compress, take_over
 from orchard.recipes.compressing.runner import halve_vectors
@@ -113,7 +114,7 @@ def draft(text: list[str], folder: Path, factor: float, device: str) -> None:
     halve_vectors(student)
     save_built(replace(built, decoder=student), tokenizer, source, folder / "draft.orchard", None)
     curves = {name: _curves(taught) for name, taught in (("dense", first), ("two bits", second))}
-    (folder / "draft.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
+    write_text(folder / "draft.json", json.dumps(curves) + "\n")
     print(f"draft: {(folder / 'draft.orchard').stat().st_size:,} bytes")
 
 

@@ -117,6 +117,14 @@ def test_packed_weights_beside_side_paths_are_made_when_first_met_and_forgotten(
     assert not any("_made" in module.__dict__ for module in made.modules())
     assert torch.equal(made(ids), want)
 
+    def never(run: Callable[[], None]) -> Callable[[], None]:
+        raise AssertionError("nothing is learnt here, so there is nothing to record")
+
+    found = [module for module in made.modules() if isinstance(module, Weight) and not isinstance(module.format, Plain)]
+    with _on_gpu(made, found, [torch.float32] * len(found), never):
+        assert torch.equal(made(ids), want)
+    assert made.state_dict().keys() == names
+
 
 def test_passes_that_are_recorded_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a recorded pass is one call; here it is run again."""

@@ -104,9 +104,12 @@ def _on_gpu(model: nn.Module, found: list[Any], kinds: list[torch.dtype], record
         known = Recorded(places, record)
         model.__dict__[RECORDED] = known
     learns, done = torch.is_grad_enabled(), False
-    packed = [_Kept(module, kind) for module, kind in pairs if not isinstance(module.format, Learned)]
+    packed: list[_Kept] = []
     known.begin()
     try:
+        for module, kind in pairs:
+            if not isinstance(module.format, Learned):
+                packed.append(_Kept(module, kind))
         for place in known.places:
             place.made.requires_grad_(learns and bool(place.trained))
             place.made.grad = None

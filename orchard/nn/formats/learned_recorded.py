@@ -57,7 +57,8 @@ class Recorded:
         self.places = list(places)
         self.learning = [place for place in places if place.trained]
         self._record = record
-        self._make: Run = record(self._values)
+        # A model with packed weights alone has nothing to record, and a graph of nothing is no graph.
+        self._make: Run = record(self._values) if self.places else self._values
         self._pass_on: Run | None = None
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -108,7 +109,8 @@ class Recorded:
 
 
 def as_graph(run: Run) -> Run:
-    """A run of kernels that always reads and writes the same places, as one call. It has run when this returns."""
+    """A run of kernels that always reads and writes the same places, as one call. Recording runs nothing: what it writes is there
+    after the first call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
