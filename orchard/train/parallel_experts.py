@@ -13,12 +13,12 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.collective import AddBack, AddUp
 from orchard.train.parallel_tensor import holds, place, refuse_shared, whole
 
 EXPERTS = ("gate", "up", "down")
@@ -72,7 +72,7 @@ def _forward(self: Any, x: Tensor, context: Any) -> Tensor:
     group, here = self.expert_mesh.get_group(), self.expert_mesh.get_local_rank()
     routing = self.router(tokens)
     context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
-    read, shares = _AddBack.apply(tokens, group), _AddBack.apply(routing.weights, group)
+    read, shares = AddBack.apply(tokens, group), AddBack.apply(routing.weights, group)
     weights = {name: getattr(self, name).weight.to_local().to(x.dtype) for name in EXPERTS}
     count = len(weights["gate"])
     flat = routing.experts.flatten() - here * count
@@ -88,34 +88,5 @@ def _forward(self: Any, x: Tensor, context: Any) -> Tensor:
         start += many
     weighted = torch.cat(results) * shares.flatten()[order, None]
     out = torch.zeros_like(tokens).index_add(0, source, weighted.to(tokens.dtype))
-    added: Tensor = _AddUp.apply(out, group)
+    added: Tensor = AddUp.apply(out, group)
     return added.view_as(x)
-
-
-class _AddUp(torch.autograd.Function):
-    """The sum over processes; each one's share of the gradient is the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _AddBack(torch.autograd.Function):
-    """The same value on every process, each of which uses it for something else: gradients are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        slope = gradients[0].contiguous().clone()
-        dist.all_reduce(slope, group=ctx.group)
-        return slope, None
