@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import orchard
+from orchard.cli.main import main
 from orchard.core.errors import BadFile, ConfigError, UnsupportedFormat, UsageError
 from orchard.models.zoo import families
 from orchard.models.zoo.tracks import NAME
@@ -104,3 +106,17 @@ def test_shapes_are_for_fresh_models(tmp_path: Path) -> None:
     for name in ("tracks", "local-global"):
         with pytest.raises(UsageError, match="there already"):
             get_change(name)(cfg)
+
+
+def test_the_page_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tracks.md").read_text()
+    variables: dict[str, Any] = {"__name__": "docs"}
+    for source in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
+        exec(compile(source, "docs/tracks.md", "exec"), variables)  # noqa: S102
+    with pytest.raises(UsageError, match="belongs to no group"):
+        variables["share_out"](variables["model"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    (command,) = re.findall(r"^orchard (train .*)$", page, re.M)
+    assert main([*command.split(), "--show"]) == 0
