@@ -51,7 +51,7 @@ class Scale:
 
 
 SCALES = {
-    "small": Scale(shape=Shape(ground=Ground(dim=64, layers=8, rows=8, length=96, steps=300, rate=4e-3, held_out=128))),
+    "small": Scale(shape=Shape(ground=Ground(dim=64, layers=8, rows=8, length=96, steps=240, rate=4e-3, held_out=128))),
     "full": Scale(
         shape=Shape(ground=Ground(dim=256, layers=8, rows=64, length=128, steps=2500, rate=2e-3, held_out=1024)),
         deep_loss=True,
