@@ -38,7 +38,7 @@ def asked(folder: Path, **arguments: Any) -> Run.Config:
     return get_change("local-global")(cfg, window=8, **arguments)
 
 
-def test_pretrained_written_read_and_asked(tmp_path: Path) -> None:
+def test_pretrained_written_read_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = asked(tmp_path).build(folder=tmp_path / "run")
     report = run.start()
     assert f"the model is in {run.result}" in report.notes
@@ -50,6 +50,8 @@ def test_pretrained_written_read_and_asked(tmp_path: Path) -> None:
     model = orchard.load(run.result, dtype="float32")
     assert torch.equal(model.logits(ids), wanted)
     assert isinstance(model.config.stack.layers[0], Tracks.Config)
+    assert main(["show", str(run.result)]) == 0
+    assert "2 of width 128, each 2 tracks of 2 layers" in capsys.readouterr().out
     answers = [model.generate("The number 3", max_tokens=8, seed=1).ids]
     small = tmp_path / "small.orchard"
     model.save(small)
