@@ -17,6 +17,8 @@ from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import GroupedLinear
 from orchard.nn.lowering import native_of, obstacle
 from orchard.nn.mlp import activation
+from orchard.nn.moe.dispatch import add_up
+from orchard.nn.moe.experts import Experts, Own
 from orchard.nn.moe.router import Routing, TopK
 from orchard.ops.plan.builder import Builder, Value
 
@@ -51,31 +53,33 @@ class MoE(Configurable, nn.Module):
         self.gate: GroupedLinear = cfg.gate.build()
         self.up: GroupedLinear = cfg.up.build()
         self.down: GroupedLinear = cfg.down.build()
+        self._elsewhere: Experts | None = None
+
+    @property
+    def experts(self) -> Experts:
+        """Where the experts are computed: from this module's own weights, unless it was set to something else."""
+        return Own(self.gate, self.up, self.down, self.act) if self._elsewhere is None else self._elsewhere
+
+    @experts.setter
+    def experts(self, experts: Experts | None) -> None:
+        """None: from its own weights again."""
+        self._elsewhere = experts
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         tokens = x.flatten(0, -2)
         if not len(tokens):
             return x
-        routing = self.router(tokens)
+        experts = self.experts
+        routing = experts.choose(self.router(x, context), context)
         context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
-        k = self.config.router.k
-        flat = routing.experts.flatten()
-        order = flat.argsort(stable=True)
-        source = order // k
-        counts = torch.bincount(flat, minlength=self.config.experts).tolist()
-        results, start = [], 0
-        for expert, count in enumerate(counts):
-            if count:
-                run = tokens[source[start : start + count]]
-                hidden = self.act(self.gate(run, expert)) * self.up(run, expert)
-                results.append(self.down(hidden, expert))
-                start += count
-        weighted = torch.cat(results) * routing.weights.flatten()[order, None]
-        out = torch.zeros_like(tokens).index_add_(0, source, weighted.to(tokens.dtype))
-        return out.view_as(x)
+        pairs = routing.pairs()
+        results = experts.run(tokens[pairs.source], pairs.counts, context)
+        return add_up(results, pairs, tokens).view_as(x)
 
     def lower(self, builder: Builder, x: Value, path: str) -> Value:
         """One step for router and experts together, so it is all native or none of it."""
+        if self._elsewhere is not None:
+            raise NotLowered(f"its experts are {type(self._elsewhere).__name__}, not weights of its own")
         if (reason := obstacle(self.router, says="native")) is not None:
             raise NotLowered(reason)
         router = self.router.native()
