@@ -71,7 +71,7 @@ def _forward(self: Any, x: Tensor, context: Any) -> Tensor:
         return x
     group, here = self.expert_mesh.get_group(), self.expert_mesh.get_local_rank()
     routing = self.router(tokens)
-    context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
+    self.leave(routing, context)
     read, shares = _AddBack.apply(tokens, group), _AddBack.apply(routing.weights, group)
     weights = {name: getattr(self, name).weight.to_local().to(x.dtype) for name in EXPERTS}
     count = len(weights["gate"])

@@ -14,19 +14,20 @@ import torch
 from torch import Tensor
 
 from orchard.core.context import Context
+from orchard.nn.moe.router import Routed
 
 
 class Experts(ABC):
     """The experts of one mixture. Shapes: P pairs of a token and an expert, E experts."""
 
-    def choose(self, routing: Any, context: Context) -> Any:
+    def choose(self, routing: Routed, context: Context) -> Routed:
         """The routing to go by, after the router has spoken: experts that are not at hand may be left out or exchanged here."""
         return routing
 
     @abstractmethod
     def run(self, tokens: Tensor, counts: Tensor, context: Context) -> Tensor:
         """What the experts make of their tokens: [P, dim] → [P, dim]. Tokens are sorted by expert: the first `counts[0]` belong
-        to expert 0, the next `counts[1]` to expert 1, and so on. counts: int64 [E] on the device of the tokens, adding up to P."""
+        to expert 0, the next `counts[1]` to expert 1, and so on. counts: int64 [E], where the tokens are."""
 
 
 class Own(Experts):

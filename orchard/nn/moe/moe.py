@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import field
 
-import torch
 from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
@@ -19,7 +18,8 @@ from orchard.nn.lowering import native_of, obstacle
 from orchard.nn.mlp import activation
 from orchard.nn.moe.dispatch import add_up
 from orchard.nn.moe.experts import Experts, Own
-from orchard.nn.moe.router import Routing, TopK
+from orchard.nn.moe.losses import balance, z_loss
+from orchard.nn.moe.router import NativeRouter, Routed, Router, Routing, TopK
 from orchard.ops.plan.builder import Builder, Value
 
 
@@ -32,13 +32,14 @@ class MoE(Configurable, nn.Module):
         hidden_dim: int = REQUIRED
         experts: int = REQUIRED
         activation: str = "silu"
-        router: TopK.Config = field(default_factory=TopK.Config)
+        router: BaseConfig = field(default_factory=TopK.Config)
+        """TopK, ExpertChoice or ImageLevel."""
         gate: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
         up: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
         down: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
 
         def wire(self) -> None:
-            self.router.dim, self.router.experts = self.dim, self.experts
+            self.router.dim, self.router.experts = self.dim, self.experts  # type: ignore[attr-defined]
             for wide in (self.gate, self.up):
                 wide.in_dim, wide.out_dim = self.dim, self.hidden_dim
             self.down.in_dim, self.down.out_dim = self.hidden_dim, self.dim
@@ -49,7 +50,7 @@ class MoE(Configurable, nn.Module):
         super().__init__()
         self.config = cfg
         self.act = activation(cfg.activation)
-        self.router: TopK = cfg.router.build()
+        self.router: Router = cfg.router.build()
         self.gate: GroupedLinear = cfg.gate.build()
         self.up: GroupedLinear = cfg.up.build()
         self.down: GroupedLinear = cfg.down.build()
@@ -71,7 +72,7 @@ class MoE(Configurable, nn.Module):
             return x
         experts = self.experts
         routing = experts.choose(self.router(x, context), context)
-        context.collect("moe.balance", self._balance(routing, context.positions.flatten() >= 0))
+        self.leave(routing, context)
         pairs = routing.pairs()
         results = experts.run(tokens[pairs.source], pairs.counts, context)
         return add_up(results, pairs, tokens).view_as(x)
@@ -82,7 +83,7 @@ class MoE(Configurable, nn.Module):
             raise NotLowered(f"its experts are {type(self._elsewhere).__name__}, not weights of its own")
         if (reason := obstacle(self.router, says="native")) is not None:
             raise NotLowered(reason)
-        router = self.router.native()
+        router: NativeRouter = self.router.native()  # type: ignore[operator]
         return builder.experts(
             x,
             router=router.weight,
@@ -97,14 +98,9 @@ class MoE(Configurable, nn.Module):
             path=path,
         )
 
-    def _balance(self, routing: Routing, real: Tensor) -> Tensor:
-        """The load-balance loss of Switch Transformers (arXiv 2101.03961): 1 when all experts share equally."""
-        experts, k = self.config.experts, self.config.router.k
-        share = real[:, None].float()
-        total = share.sum().clamp_min(1)
-        chosen = torch.zeros_like(routing.logits, dtype=torch.float32).scatter_add_(
-            1, routing.experts, share.expand(-1, k).contiguous()
-        )
-        load = chosen.sum(0) / (total * k)
-        importance = (routing.logits.float().softmax(-1) * share).sum(0) / total
-        return experts * (load * importance).sum()
+    def leave(self, routing: Routed, context: Context) -> None:
+        """Leave what routers are trained with: `moe.balance` (where tokens choose: experts that choose are even) and `moe.z`."""
+        real = context.positions.flatten() >= 0
+        if isinstance(routing, Routing):
+            context.collect("moe.balance", balance(routing, real))
+        context.collect("moe.z", z_loss(routing.logits, real))

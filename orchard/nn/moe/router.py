@@ -1,4 +1,4 @@
-"""Token-choice routing: each token takes its k best experts.
+"""What a router is, and token-choice routing: each token takes its k best experts.
 
 Shapes: N tokens, E experts, K chosen.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from orchard.nn.formats.base import NativeWeight
 from orchard.nn.linear import Linear
 from orchard.nn.lowering import floats, native_of
 from orchard.nn.moe.dispatch import Pairs, sort_by_expert
+
+
+class Routed(Protocol):
+    """What a router decided: scores [N, E], and which token meets which expert."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    def pairs(self) -> Pairs: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Router(nn.Module, ABC):
     """Whether a token's routing depends on tokens after it, so that text cannot be written with it token by token."""
 
     @abstractmethod
-    def forward(self, x: Tensor, context: Context | None = None) -> Routing:
+    def forward(self, x: Tensor, context: Context | None = None) -> Routed:
         """The routing of tokens [..., dim], in the order in which they lie."""
 
 
