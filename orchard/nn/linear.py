@@ -116,11 +116,7 @@ class GroupedLinear(Configurable, Weight):
     def grouped(self, x: Tensor, counts: Tensor) -> Tensor:
         """Apply all experts' maps at once, to rows [P, in] that are sorted by expert: `counts` [experts] says how many are whose.
         Only of plain weights."""
-        weight: Tensor = self.weight  # type: ignore[assignment]
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
-        return grouped_linear(x, weight, counts)
+        return grouped_linear(x, self.packed()["weight"], counts)
 
 
 class Embedding(Configurable, Weight):

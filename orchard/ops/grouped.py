@@ -26,7 +26,10 @@ KERNEL_TYPES = (torch.float32, torch.bfloat16)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """[P, in] → [P, out] in the dtype of x."""
+    """[P, in] → [P, out] in the dtype of x, or in that of autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
     if torch.compiler.is_compiling() and not (x.is_cuda and x.dtype == torch.bfloat16):
         seen: Tensor = _opaque(x, weight, counts)
         return seen
