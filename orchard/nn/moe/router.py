@@ -57,6 +57,8 @@ class NativeRouter:
 class Router(nn.Module, ABC):
     """What a mixture asks of a router."""
 
+    gate: Linear
+    """[dim] → one score an expert."""
     whole_rows: ClassVar[bool] = False
     """Whether a token's routing depends on tokens after it, so that text cannot be written with it token by token."""
 

@@ -1,5 +1,6 @@
 #define WIDTH 16
 #define TALL 4
+#define WIDE 6
 #include "grouped_template.h"
 
 namespace orchard {

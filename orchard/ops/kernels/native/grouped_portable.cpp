@@ -1,5 +1,6 @@
 #define WIDTH 4
 #define TALL 2
+#define WIDE 4
 #include "grouped_template.h"
 
 namespace orchard {

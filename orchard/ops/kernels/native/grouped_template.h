@@ -1,5 +1,5 @@
 // Dot products of rows in the compiler's own vectors, WIDTH numbers wide: the including file says how wide, and how many weight
-// rows (TALL) meet four tokens at once in registers. Every product of a row with a row is one running sum, whatever the tile it
+// rows (TALL) meet how many tokens (WIDE) at once in registers. Every product of a row with a row is one running sum, whatever the tile it
 // is computed in.
 #include <cstring>
 #if defined(__aarch64__)
@@ -78,14 +78,20 @@ void tile(const float* x, int64_t ldx, const W* w, int cols, float* y, int64_t l
         }
 }
 
+template <int T, int R, class W>
+void rest(const float* x, int64_t ldx, int tokens, const W* w, int cols, float* y, int64_t ldy) {
+    if (tokens == T)
+        tile<T, R, true>(x, ldx, w, cols, y, ldy);
+    else if constexpr (T > 1)
+        rest<T - 1, R>(x, ldx, tokens, w, cols, y, ldy);
+}
+
 template <int R, class W>
 void across(const float* x, int64_t ldx, int tokens, const W* w, int cols, float* y, int64_t ldy) {
     int t = 0;
-    if (tokens >= 4) tile<4, R, true>(x, ldx, w, cols, y, ldy), t = 4;
-    for (; t + 4 <= tokens; t += 4) tile<4, R, false>(x + t * ldx, ldx, w, cols, y + t * ldy, ldy);
-    if (tokens - t == 3) tile<3, R, true>(x + t * ldx, ldx, w, cols, y + t * ldy, ldy);
-    if (tokens - t == 2) tile<2, R, true>(x + t * ldx, ldx, w, cols, y + t * ldy, ldy);
-    if (tokens - t == 1) tile<1, R, true>(x + t * ldx, ldx, w, cols, y + t * ldy, ldy);
+    if (tokens >= WIDE) tile<WIDE, R, true>(x, ldx, w, cols, y, ldy), t = WIDE;
+    for (; t + WIDE <= tokens; t += WIDE) tile<WIDE, R, false>(x + t * ldx, ldx, w, cols, y + t * ldy, ldy);
+    rest<WIDE - 1, R>(x + t * ldx, ldx, tokens - t, w, cols, y + t * ldy, ldy);
 }
 
 template <class W>
