@@ -126,15 +126,19 @@ def _gguf_bytes(make: Callable[[], Tensor], ours: str, model: Decoder, family: F
     return quantize(dense.cpu().numpy(), kind)
 
 
-def _words(family: Family, hf_config: dict[str, Any], model: Decoder) -> tuple[Family, dict[str, Any]]:
+def describing(family: Family, hf_config: dict[str, Any], model: Decoder) -> tuple[Family, dict[str, Any]] | None:
     """A family and a config that describe the model: those it came with, or those of a mixture that its MLPs have become."""
-    if _differs(family, hf_config, model):
-        mixture = families()["mixtral"]
-        words = mixture_words(hf_config, model.config)
-        if words is not None and not _differs(mixture, words, model):
-            return mixture, words
-    _check_describes(family, hf_config, model)
-    return family, hf_config
+    if not _differs(family, hf_config, model):
+        return family, hf_config
+    mixture, words = families()["mixtral"], mixture_words(hf_config, model.config)
+    return None if words is None or _differs(mixture, words, model) else (mixture, words)
+
+
+def _words(family: Family, hf_config: dict[str, Any], model: Decoder) -> tuple[Family, dict[str, Any]]:
+    found = describing(family, hf_config, model)
+    if found is None:
+        _check_describes(family, hf_config, model)
+    return found or (family, hf_config)
 
 
 def _differs(family: Family, hf_config: dict[str, Any], model: Decoder, *, drop_stretch: bool = False) -> list[Any]:
