@@ -126,6 +126,8 @@ def _based(cfg: Run.Config, device: torch.device) -> Begun:
         narrow = adapter is not None and device.type != "cpu" and cfg.train.dtype == "bfloat16"
         decoder = load_decoder(checkpoint, tree, dtype=torch.bfloat16 if narrow else torch.float32, device=device)
         family, hf_config = checkpoint.family, checkpoint.hf_config
+    for one in cfg.after:
+        decoder = one.build()(decoder)
     words: Path | None = path
     if cfg.tokenizer is not None:
         tokenizer, words = tokenizer_named(cfg.tokenizer)

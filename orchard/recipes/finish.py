@@ -1,4 +1,5 @@
-"""What a run leaves: `model`, a Hugging Face folder with its tokenizer, or `adapter`, a PEFT folder signed by its base.
+"""What a run leaves: `model`, a Hugging Face folder with its tokenizer, or `adapter`, a PEFT folder signed by its base. A base
+that was changed into something that no such folder describes is left as the file `model.orchard`.
 
 Both are made from the last checkpoint, which holds the whole of every tensor whatever the run was cut into, and both are there
 whole or not at all. With averages (EMA) it is the averages that are kept.
@@ -21,6 +22,8 @@ from orchard.recipes.shapes import words_of
 from orchard.session.build import Built
 from orchard.session.save import save_built
 from orchard.weights.adapters import Side, write_adapter
+from orchard.weights.compressed_file import ENDING
+from orchard.weights.export import describing
 from orchard.weights.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
@@ -29,9 +32,14 @@ if TYPE_CHECKING:
 MODEL, ADAPTER = "model", "adapter"
 
 
-def result_of(cfg: Run.Config, folder: Path) -> Path:
+def result_of(cfg: Run.Config, folder: Path, begun: Begun) -> Path:
     """Where the result goes."""
-    return folder / (MODEL if cfg.adapter is None else ADAPTER)
+    if cfg.adapter is not None:
+        return folder / ADAPTER
+    changed = (
+        bool(cfg.after) and begun.family is not None and describing(begun.family, begun.hf_config, begun.model) is None
+    )
+    return folder / (MODEL + ENDING if changed else MODEL)
 
 
 def describe(begun: Begun) -> str:

@@ -3,9 +3,9 @@
     cfg = Run.Config(train=Trainer.Config(…), base="smollm2", adapter=Adapter.Config(r=32))
     report = cfg.build(folder=Path("run")).start()
 
-The folder then holds `model` (a Hugging Face folder with its tokenizer) or `adapter` (PEFT, signed by its base), the Report, and
-the checkpoints that the same config goes on from. On several processes each of them builds and starts the same config inside
-`with world() as here`, and gives `here` along.
+The folder then holds `model` (a Hugging Face folder with its tokenizer; where no such folder can describe it, the file
+`model.orchard`) or `adapter` (PEFT, signed by its base), the Report, and the checkpoints that the same config goes on from. On
+several processes each of them builds and starts the same config inside `with world() as here`, and gives `here` along.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Run(Configurable):
         """The model whose tokenizer is used, or bytes; None: the base's."""
         rewrites: list[BaseConfig] = field(default_factory=list)
         """Changes of the base's tree before its weights are read: each builds a function from tree to tree."""
+        after: list[BaseConfig] = field(default_factory=list)
+        """Changes of the base once its weights are read: each builds a function from model to model."""
         adapter: Adapter.Config | None = None
         """Side paths that are trained instead of the base, which is frozen."""
         teacher: str | None = None
@@ -61,6 +63,10 @@ class Run(Configurable):
                     tree.vocab = vocab_named(self.tokenizer)
             elif tree is not None:
                 raise ConfigError("a run has a base and a tree for fresh weights", hint="leave base or train.model out")
+            if self.adapter is not None and self.after:
+                raise ConfigError(
+                    "an adapter is for a base as it is, and this one is changed", hint="leave one of them out"
+                )
             if self.adapter is not None and self.train is not REQUIRED:
                 self.train.save.frozen = False  # the base is read again from its own files
 
@@ -73,6 +79,10 @@ class Run(Configurable):
                 raise ConfigError("an adapter beside fresh weights", hint="set base to the model to adapt")
             if self.rewrites:
                 raise ConfigError("rewrites are for a base's tree", hint="change train.model itself")
+            if self.after:
+                raise ConfigError(
+                    "there is no base to change after its weights are read", hint="change train.model itself"
+                )
             if self.teacher == BASE:
                 raise ConfigError("there is no base to learn from", hint="set teacher to a model's name")
 
@@ -106,7 +116,7 @@ class Run(Configurable):
     @property
     def result(self) -> Path:
         """Where the model or the adapter is, once the run is done."""
-        return result_of(self.config, self.folder)
+        return result_of(self.config, self.folder, self.begun)
 
     def start(self, told: Iterable[Told] = ()) -> Report:
         """Train, from the last checkpoint where there is one, and write the result. Of a run that is done, the Report."""

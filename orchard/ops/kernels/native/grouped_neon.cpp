@@ -1,0 +1,8 @@
+#define WIDTH 4
+#define TALL 4
+#define WIDE 6
+#include "grouped_template.h"
+
+namespace orchard {
+const GroupedKernels* grouped_neon() { return &TABLE; }
+}  // namespace orchard
