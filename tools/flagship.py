@@ -26,6 +26,7 @@ from orchard.core.errors import OrchardError
 from orchard.core.files import write_text
 from orchard.recipes.adapt_plan import fast_dtype
 from orchard.recipes.compress import compress, take_over
+from orchard.recipes.compressing.follows import follows
 from orchard.recipes.compressing.runner import halve_vectors
 from orchard.recipes.compressing.step import Lessons
 from orchard.recipes.compressing.teach import Class, Taught, teach
@@ -38,7 +39,7 @@ from orchard.transforms.qat import Qat
 from orchard.weights.library import Library
 
 SOURCE = "smollm2"
-HEAL, TRAIN, RECOVER, DRAFT = 15_000_000, 80_000_000, 3_000_000, 8_000_000
+HEAL, TRAIN, RECOVER, DRAFT = 20_000_000, 62_000_000, 3_000_000, 8_000_000
 """Tokens: to get used to shared keys and values, to learn in few bits, for side paths; for each half of the draft's lessons."""
 SHARED = ["share-kv:last=11", "heal:tokens={heal},lr=1e-3"]
 SIDES = ["recover:r=2,alpha=4,tokens={recover},lr=1e-3", "kv8"]
@@ -48,8 +49,8 @@ PLANS = {
 }
 FIRST = f"step {len(SHARED) + 1} of"
 """What is said when the steps that both begin with are done."""
-LENGTH, ROWS, OWN, REUSE = 1024, 32, 0.698, 3
-LAYERS, WRITTEN, DRAFT_WORK = 3, 32_000_000, "draft.work"
+LENGTH, ROWS, OWN, REUSE = 1024, 32, 0.8, 3
+LAYERS, WRITTEN, DRAFT_WORK = 3, 28_000_000, "draft.work"
 
 
 class Reached(Exception):
@@ -64,7 +65,7 @@ def asked_for(
     counts = {"heal": HEAL, "train": TRAIN, "recover": RECOVER}
     sizes = {key: max(1, round(tokens * factor)) for key, tokens in counts.items()}
     asked: dict[str, Any] = {"text": text, "own": OWN, "reuse": REUSE, "length": LENGTH, "rows": ROWS, "device": device}
-    asked |= {"budget": budget, "held": 16_384, "looked": 32_768}
+    asked |= {"budget": budget, "held": 16_384, "looked": 32_768, "tasks": follows}
     return [word.format(**sizes) for word in words], folder / f"{SOURCE}-{name}.orchard", asked
 
 

@@ -48,7 +48,8 @@ def compress(
         str | None, typer.Option("--tokens", metavar="N", help="To learn from: 20M on a GPU, 100k on a CPU.")
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", metavar="FILE", help="Questions to score: .jsonl of prompt, expected.")
+        Path | None,
+        typer.Option("--tasks", metavar="FILE", help="Questions to score: .jsonl of prompt, expected; or: following."),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same file.")] = 0,

@@ -27,6 +27,7 @@ from orchard.objectives.base import Objective, Places, hidden_of, one_of, places
 from orchard.objectives.chunks import Sums, chunked_sums
 from orchard.objectives.divergence import DIVERGENCES
 from orchard.objectives.lm import cross_entropy
+from orchard.objectives.states import distance, listening
 from orchard.ops.forward_kl import forward_kl_with_slope
 
 
@@ -42,7 +43,8 @@ class TopScores:
 
 class Distill(Configurable, Objective):
     """(1 - hard)·τ²·divergence + hard·cross-entropy, at every place that has a target. Multiplying by τ² keeps gradients of the
-    same size at every temperature (arXiv 1503.02531). Parts: loss (the mixture), kl (without τ²), hard, tokens, correct."""
+    same size at every temperature (arXiv 1503.02531). Parts: loss (the mixture), kl (without τ²), hard, tokens, correct; with
+    `states`, also states."""
 
     per = {"tokens": "", "correct": "tokens"}
 
@@ -54,6 +56,8 @@ class Distill(Configurable, Objective):
         temperature: float = 1.0
         hard: float = 0.0
         """The share of plain cross-entropy with the targets."""
+        states: float = 0.0
+        """Added with this factor: how far what the blocks give is from what the teacher's give, block by block (states.py)."""
         top_k: int | None = None
         chunk: int | None = 1024
         recompute: bool | None = None
@@ -64,6 +68,8 @@ class Distill(Configurable, Objective):
             positive("temperature", self.temperature)
             share("mix", self.mix)
             share("hard", self.hard)
+            if self.states < 0:
+                raise ConfigError(f"states is {self.states}", hint="use a number from 0")
             for name, value in (("top_k", self.top_k), ("chunk", self.chunk)):
                 if value is not None:
                     positive(name, value)
@@ -75,6 +81,15 @@ class Distill(Configurable, Objective):
         self.teacher = teacher
 
     def __call__(self, model: Any, batch: Batch) -> Loss:
+        if not self.config.states:
+            return self._loss(model, batch)
+        with listening(model) as mine, listening(self.teacher) as theirs:
+            loss = self._loss(model, batch)
+        apart = distance(mine, theirs, batch.positions >= 0) * loss.weight
+        parts = {**loss.parts, "states": apart.detach()}
+        return Loss(value=loss.value + self.config.states * apart, weight=loss.weight, parts=parts)
+
+    def _loss(self, model: Any, batch: Batch) -> Loss:
         found = places(model, batch, skip=self.config.skip)
         told, read = self._ask(batch, found)
         sums = chunked_sums(

@@ -63,7 +63,8 @@ class Asked:
     reuse: int = 2
     """How often a token is learnt from, about: more takes less time to write, and less is learnt from each."""
     tasks: Tasks | str | Path | None = None
-    """A function from a model to scores, or a file of questions (see `orchard.evals.answers`)."""
+    """A function from a model to scores, `following` (300 checks of ours whether it does what it is told: see
+    `orchard.evals.following`), or a file of questions (see `orchard.evals.answers`)."""
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
@@ -169,9 +170,7 @@ def _settings(plan: Plan, wishes: Asked) -> Settings:
         raise UsageError(f"reuse is {wishes.reuse}", hint="use a whole number from 1")
     tasks = wishes.tasks
     if isinstance(tasks, str | Path):
-        from orchard.evals.answers import read_questions
-
-        tasks = read_questions(tasks)
+        tasks = _tasks(tasks)
     files = tuple(str(path) for path in wishes.text)
     if files:
         from orchard.recipes.files import refuse_missing, rows_of
@@ -193,6 +192,14 @@ def _settings(plan: Plan, wishes: Asked) -> Settings:
         dtype=fast_dtype(wishes.device) if wishes.dtype == "auto" else wishes.dtype,
         seed=wishes.seed,
     )
+
+
+def _tasks(named: str | Path) -> Tasks:
+    """The checks of our own by their name, or a file of questions."""
+    from orchard.evals.answers import read_questions
+    from orchard.recipes.compressing.follows import FOLLOWING, follows
+
+    return follows if str(named) == FOLLOWING else read_questions(named)
 
 
 def _record(source: Path, plan: Plan, wishes: Asked, settings: Settings) -> dict[str, Any]:

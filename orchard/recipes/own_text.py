@@ -72,13 +72,24 @@ def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,),
     return Script(openings, heat=() if answers == 1.0 else (1.0, answers) * len(systems))
 
 
-def answers(tokenizer: Tokenizer, prompts: Sequence[str]) -> Script:
-    """Answers to given prompts."""
-    return Script([chat_ids(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts])
+def answers(tokenizer: Tokenizer, prompts: Sequence[str], heat: Sequence[float] = (1.0,)) -> Script:
+    """Answers to given prompts, at these temperatures by turns."""
+    # A user's words are encoded by themselves wherever they stand, so a template is rendered once for all of them.
+    whole, words = chat_ids(tokenizer, [{"role": "user", "content": MARKER}]), tokenizer.encode(MARKER)
+    at = next((i for i in range(len(whole)) if whole[i : i + len(words)] == words), None)
+    if at is None:
+        raise UsageError("this model's chat template changes what users say", hint="give openings of your own")
+    openings = [[*whole[:at], *tokenizer.encode(prompt), *whole[at + len(words) :]] for prompt in prompts]
+    return Script(openings, heat=[heat[number % len(heat)] for number in range(len(openings))])
+
+
+def own_text(decoder: Decoder, scripts: Sequence[Script], **how: Any) -> np.ndarray:
+    """The ids of `own_turns` alone."""
+    return own_turns(decoder, scripts, **how)[0]
 
 
 @torch.inference_mode()
-def own_text(
+def own_turns(
     decoder: Decoder,
     scripts: Sequence[Script],
     *,
@@ -89,9 +100,9 @@ def own_text(
     temperature: float = 1.0,
     batch: int = 256,
     until: Callable[[], bool] = lambda: False,
-) -> np.ndarray:
-    """Ids [rows, length] int32, opening and all; fewer rows where `until` says so between two batches. `ends`: the tokens that
-    end a document or a turn. The same seed gives the same rows on the same device."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [rows, length] int32, opening and all, and which of them the model chose; fewer rows where `until` says so between two
+    batches. `ends`: the tokens that end a document or a turn. The same seed gives the same rows on the same device."""
     if not scripts or any(not script.openings or not all(script.openings) for script in scripts):
         raise UsageError("there is no opening to write from", hint="give scripts with openings of at least one token")
     if any(script.heat and (len(script.heat) != len(script.openings) or min(script.heat) <= 0) for script in scripts):
@@ -110,7 +121,8 @@ def own_text(
             found.append(writer.write(fold(seed, "own text", number) % 2**62))
             advance(batch * length)
     made: np.ndarray = torch.cat(found)[:rows].numpy()
-    return made
+    chosen = made >= 0
+    return np.where(chosen, made, ~made), chosen
 
 
 class _Writer:
@@ -171,12 +183,17 @@ class _Writer:
         self.drawn.zero_()
         for step in range(self.length - 1):
             self._go(min(-(-(step + 1) // SHOWN) * SHOWN, self.length))
-        self.written.scatter_(1, self.place[:, None], self.token.int()[:, None])
+        self._note()
         return self.written.cpu().clone()
+
+    def _note(self) -> None:
+        """What the model did not choose is noted as its complement, which is below 0."""
+        noted = torch.where(self.drawn, self.token, ~self.token)
+        self.written.scatter_(1, self.place[:, None], noted.int()[:, None])
 
     def _step(self, upto: int) -> None:
         """Note the token, read it, and choose the next: the opening's own while it lasts."""
-        self.written.scatter_(1, self.place[:, None], self.token.int()[:, None])
+        self._note()
         context = Context(positions=self.place[:, None], cache=self.cache, upto=upto)
         scores = self.decoder(self.token[:, None], context)[:, 0].float()
         scores.div_(self.heat[self.first + self.turn, None])

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from orchard.core.context import Context, KVView, Rotate
 from orchard.train.parallel_shards import layers_of
 
+MOST = 64
+"""Compilations of one kind of block."""
 _models = count(1)
 Result = tuple[Tensor, "KVView | None", dict[str, list[Tensor]]]
 
@@ -40,6 +42,7 @@ def compiled(model: nn.Module, *, backend: str = "inductor", dynamic: bool | Non
     """Compile the blocks of a model, in place, when they are first run. Before `recompute` and `spread`."""
     names = {module: name for name, module in model.named_modules()}
     report = Compiled()
+    _allow_more()
     shared: dict[type, Callable[..., Result]] = {}
     for layer in layers_of(model):
         name = names[layer]
@@ -50,6 +53,14 @@ def compiled(model: nn.Module, *, backend: str = "inductor", dynamic: bool | Non
         layer.forward = MethodType(_forward, layer)
         report.blocks += 1
     return report
+
+
+def _allow_more() -> None:
+    """Torch gives up on a function after eight compilations. Blocks that read others' keys and values, and that do not, rows
+    of two lengths, learning and looking on, blocks that are frozen and blocks that are not: that is more, and each pays."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, MOST)
 
 
 def as_written(model: nn.Module) -> None:

@@ -1,8 +1,9 @@
 """Shared keys and values: the last layers of a model read what an earlier one keeps, and keep nothing themselves.
 
 Retrofitted to a trained model as in Apple's on-device model (arXiv 2507.13575, where the last 37.5 % of the layers do so): they
-lose their key and value maps, everything else stays bit for bit. The memory of a conversation shrinks by their share, and a
-prompt needs them for its last token only. What they lose has to be healed by training (`heals`).
+lose their key and value maps. The memory of a conversation shrinks by their share, and a prompt needs them for its last token
+only. Where texts are at hand, their output maps are fitted to what they read now (share_kv_fit.py); without, all else stays bit
+for bit. What is still lost has to be healed by training (`heals`).
 
 Each reads the last layer before them that keeps keys and values and sees as far as it does: layers with a window of 512 tokens
 read one with a window of 512 tokens (Gemma), others read one that sees everything.
@@ -11,7 +12,7 @@ read one with a window of 512 tokens (Gemma), others read one that sees everythi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
 from orchard.transforms.base import Tell, Transform, silent
 from orchard.transforms.reformat import learning_like
+from orchard.transforms.share_kv_fit import fit_readers
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -32,6 +34,8 @@ class ShareKV(Transform):
 
     last: int | None = None
     share: float | None = None
+    notes: list[str] = field(default_factory=list, compare=False, repr=False)
+    """What was left as it is, once it was applied."""
 
     heals: ClassVar[bool] = True
     """Whether the model should be trained afterwards, though nothing new has to be learnt."""
@@ -78,6 +82,8 @@ class ShareKV(Transform):
 
     def apply(self, model: M, texts: Sequence[Batch] = (), tell: Tell = silent) -> M:
         made = learning_like(super().apply(model, texts, tell), model)
+        if texts:
+            self.notes[:] = fit_readers(model, made, texts, tell)
         tell(1.0)
         return made
 

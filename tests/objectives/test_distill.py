@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ def test_more_of_the_teacher_never_makes_it_less(name: str) -> None:
         Distill.Config(divergence=name, top_k=k).build(teacher=Toy(2))(student, batch).value.item()
         for k in (1, 2, 4, 8, VOCAB - 1, None)
     ]
-    assert found == sorted(found)
+    assert all(more >= less * (1 - 1e-12) for less, more in pairwise(found))
     assert found[-2] == pytest.approx(found[-1], rel=1e-9)  # a rest of one token is no loss
 
 

@@ -32,14 +32,16 @@ def sentences(count: int, seed: int = 0) -> list[str]:
     return found
 
 
-def trained_folder(path: Path, case: str = "qwen2", *, steps: int = 60, seconds: float | None = None) -> Path:
-    """A folder as others write it, after so many steps of training, or for so many seconds."""
+def trained_folder(
+    path: Path, case: str = "qwen2", *, steps: int = 60, seconds: float | None = None, **others: Any
+) -> Path:
+    """A folder as others write it, after so many steps of training, or for so many seconds. `others`: fields of its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, changes = CASES[case]
     sizes = {"vocab_size": 736, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**COMMON, **changes, **sizes, "tie_word_embeddings": True})
+    config = AutoConfig.for_model(kind, **{**COMMON, **changes, **sizes, "tie_word_embeddings": True, **others})
     model = AutoModelForCausalLM.from_config(config)
     source = byte_level("smollm")
     facts: dict[str, Any] = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE, "add_bos_token": False}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from orchard.cache.codecs import Int8
+from orchard.core.batch import Batch
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.models.language import Decoder
@@ -95,6 +96,38 @@ def test_packed_weights_go_along_code_for_code() -> None:
     assert torch.equal(made.stack.layers[7].mlp.up.codes, packed.stack.layers[7].mlp.up.codes)
     assert all(isinstance(store.codec, Int8.Config) for store in made.stores())
     assert made.stack.layers[7].mixer.k is None and not any(p.requires_grad for p in made.parameters())
+
+
+def test_with_texts_what_attention_adds_comes_nearer_to_what_it_added_on_other_text_too() -> None:
+    model = built(tree())
+    draw = torch.Generator().manual_seed(5)
+    ids = [torch.randint(0, model.config.vocab, (8, 24), generator=draw) for _ in range(5)]
+    other, texts = ids[-1], [whole_rows(rows) for rows in ids[:-1]]
+    plain, fitted = ShareKV(last=3).apply(model), ShareKV(last=3).apply(model, texts)
+    kept, before = fitted.state_dict(), model.state_dict()
+    changed = {name for name in kept if not torch.equal(kept[name], before[name])}
+    assert changed == {f"stack.layers.{layer}.mixer.o.weight" for layer in (5, 6, 7)}
+    with torch.no_grad():
+        was, unfit, fit = (decoder.hidden(other, context_of(other)) for decoder in (model, plain, fitted))
+    assert (fit - was).square().sum() < 0.5 * (unfit - was).square().sum()
+
+
+def test_maps_that_are_packed_are_left_and_named() -> None:
+    qat = Qat(bits=2, group=8)
+    packed = qat.finish(qat.apply(built(tree())))
+    share = ShareKV(last=2)
+    made = share.apply(packed, [whole_rows(IDS)])
+    assert torch.equal(made.stack.layers[7].mixer.o.codes, packed.stack.layers[7].mixer.o.codes)
+    assert [note.partition(":")[0] for note in share.notes] == ["layer 6", "layer 7"]
+
+
+def whole_rows(ids: torch.Tensor) -> Batch:
+    positions = torch.arange(ids.shape[1]).expand(len(ids), -1)
+    return Batch(ids=ids, targets=ids, positions=positions, documents=torch.zeros_like(ids))
+
+
+def context_of(ids: torch.Tensor) -> Context:
+    return Context(torch.arange(ids.shape[1]).expand(len(ids), -1))
 
 
 def test_windows_are_read_by_windows() -> None:

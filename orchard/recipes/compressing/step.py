@@ -35,6 +35,10 @@ class Lessons:
     """Every weight learns; otherwise those that the transform left to be trained."""
     average: float | None = None
     """Keep an average of the weights with this decay, and go on with that."""
+    states: float = 0.0
+    """How much it counts that blocks give what the original's give."""
+    changed: bool = False
+    """Only blocks from the first one on whose keys and values others read: what comes before them is as it was."""
 
 
 @dataclass(frozen=True)

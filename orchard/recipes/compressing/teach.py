@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from orchard.core.seeds import fold
 from orchard.models.language.decoder import Decoder
@@ -76,11 +77,12 @@ def teach(
 ) -> Taught:
     """Train the model in its place, from the last checkpoint in the folder where there is one."""
     if lessons.whole:
-        for parameter in model.parameters():
+        for parameter in _lessons_for(model, lessons):
             parameter.requires_grad_(parameter.is_floating_point())
     total = steps_for(tokens, where)
     seed = fold(where.seed, "lessons", number) % 2**31
-    objective = Distill.Config()
+    # On a GPU, to count what is learnt from would be to wait for it.
+    objective = Distill.Config(states=lessons.states, skip=where.device.type != "cuda")
     settings = Trainer.Config(
         objective=objective,
         source=where.texts.source(where.rows, seed),
@@ -123,6 +125,20 @@ def teach(
         curve=_by_tokens(curves.get("kl", []), each),
         held={name: _by_tokens(points, each) for name, points in held.items() if points},
     )
+
+
+def _lessons_for(model: Decoder, lessons: Lessons) -> list[nn.Parameter]:
+    """The parameters that learn, of all that could."""
+    blocks: list[Any] = list(model.stack.layers)
+    read = [
+        store.owner
+        for block in blocks
+        if (store := getattr(block.mixer.config, "store", None)) and store.owner is not None
+    ]
+    if not (lessons.changed and read):
+        return list(model.parameters())
+    model.requires_grad_(False)
+    return [*model.norm.parameters(), *(one for block in blocks[min(read) :] for one in block.parameters())]
 
 
 def _teacher(original: Decoder, where: Class) -> Decoder:

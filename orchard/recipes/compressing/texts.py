@@ -1,9 +1,11 @@
 """What a compressed model learns from and is measured on: text that the original wrote itself, and files where they are given.
 
 Text by kinds: `plain` (documents from a mark, or from one first token of many: arXiv 2305.17888 begins so), `chat` (both sides of
-conversations, where the model has a template), `calm` (the same with answers that keep to what is likely, as people ask for) and
-`text` (files). Of each kind some rows are held out, and nothing is learnt from
-them. Everything is kept in a folder, piece by piece, so that what was written once is never written again.
+conversations, where the model has a template), `calm` (the same with answers that keep to what is likely, as people ask for),
+`asked` (answers to prompts of ours: see `prompts`) and `text` (files). Of each kind some rows are held out, and nothing is learnt
+from them. Everything is kept in a folder, piece by piece, so that what was written once is never written again.
+
+Answers to prompts stand in short rows, so that most of them begin a context, as they do when people ask.
 """
 
 from __future__ import annotations
@@ -18,23 +20,35 @@ from typing import Any
 import numpy as np
 
 from orchard.core.batch import Batch
+from orchard.core.config import BaseConfig
 from orchard.core.digest import sha256
 from orchard.core.errors import TemplateError, UsageError
 from orchard.core.seeds import fold
 from orchard.data.batches import Batches
 from orchard.data.encode import Encode
+from orchard.data.mix import Mix
 from orchard.data.order import Repeat
 from orchard.data.packing import Pack
 from orchard.data.source import Sample
 from orchard.models.language.decoder import Decoder
+from orchard.recipes.compressing.prompts import prompts
 from orchard.recipes.draft_text import SampleFile, write_samples
 from orchard.recipes.files import rows_of
-from orchard.recipes.own_text import Script, conversations, documents, own_text
+from orchard.recipes.own_text import Script, answers, conversations, documents, own_turns
 from orchard.text.tokenizer import Tokenizer
 
-PLAIN, CHAT, CALM, TEXT = "plain", "chat", "calm", "text"
+PLAIN, CHAT, CALM, ASKED, TEXT = "plain", "chat", "calm", "asked", "text"
+SHARES = {PLAIN: 0.2, CHAT: 0.15, CALM: 0.25, ASKED: 0.4}
+"""Of what the model writes. Answers to short prompts have the largest: without them a small form of a model speaks as well as
+before and does little of what it is told."""
 COOL = 0.5
 """The temperature of calm answers."""
+HEAT = (0.3, 0.6, 1.0)
+"""Temperatures of answers to prompts, by turns."""
+PARTS, SHORTEST = 4, 192
+"""Rows of answers to prompts are so many times shorter than others, where that leaves them this long."""
+PROMPTS, FEW = 30_000, 1_000_000
+"""Prompts that are asked; a hundredth of them where fewer tokens than this are learnt from."""
 OPENINGS = 255
 """First tokens that documents begin with."""
 EVERY = 10
@@ -61,24 +75,36 @@ class Wanted:
 class Texts:
     """Text in its folder."""
 
-    learnt: Path | None
+    learnt: dict[int, Path]
+    """By the length of rows."""
     held: dict[str, Path]
     """By kind."""
-    tokens: int
+    lengths: dict[str, int]
+    """Of rows, by kind."""
+    tokens: dict[int, int]
+    """What there is to learn from, by the length of rows."""
     length: int
+    """Of the longest rows; a batch of shorter ones has as many more of them."""
     seed: int
 
     def held_out(self, kind: str, rows: int = 8) -> Iterator[Batch]:
         """Always the same batches."""
-        return iter(self._batches(self.held[kind], rows, ends=True).build())
+        return iter(self._held(kind, rows).build())
 
     def held_sources(self, rows: int) -> dict[str, Any]:
-        return {kind: self._batches(path, rows, ends=True) for kind, path in self.held.items()}
+        return {kind: self._held(kind, rows) for kind in self.held}
 
     def source(self, rows: int, seed: int) -> Any:
-        """Batches to learn from, without end."""
-        assert self.learnt is not None
-        return self._batches(self.learnt, rows, ends=False, seed=seed)
+        """Batches to learn from, without end: all of as many tokens, each of rows of one length."""
+        assert self.learnt
+        each: list[BaseConfig] = []
+        for length, path in self.learnt.items():
+            samples: BaseConfig = Repeat.Config(source=SampleFile.Config(path=str(path), seed=seed))
+            packed = Pack.Config(source=samples, length=length, mode="packed", too_long="cut")
+            each.append(Batches.Config(source=packed, rows=rows * self.length // length, last="drop"))
+        if len(each) == 1:
+            return each[0]
+        return Mix.Config(sources=each, weights=[float(self.tokens[length]) for length in self.learnt], seed=seed)
 
     def looked_at(self, tokens: int, rows: int = 8) -> list[Batch]:
         """A few batches for transforms that look at text."""
@@ -89,49 +115,62 @@ class Texts:
         finally:
             made.close()
 
-    def _batches(self, path: Path, rows: int, *, ends: bool, seed: int = 0) -> Any:
-        samples: Any = SampleFile.Config(path=str(path), seed=seed)
-        samples = samples if ends else Repeat.Config(source=samples)
-        # What is held out is one document a row, so that a model can be made to read through its stores.
-        packed = Pack.Config(source=samples, length=self.length, mode="padded" if ends else "packed", too_long="cut")
-        return Batches.Config(source=packed, rows=rows, last="pad" if ends else "drop")
+    def _held(self, kind: str, rows: int) -> Any:
+        # One document a row, so that a model can be made to read through its stores.
+        length = self.lengths[kind]
+        samples = SampleFile.Config(path=str(self.held[kind]))
+        packed = Pack.Config(source=samples, length=length, mode="padded", too_long="cut")
+        return Batches.Config(source=packed, rows=rows * self.length // length, last="pad")
 
 
 def texts_for(decoder: Decoder, tokenizer: Tokenizer, wanted: Wanted, folder: Path) -> Texts:
     """All the text of a run: what is in the folder already, and the rest now."""
     held: dict[str, Path] = {}
-    learnt: list[Sample] = []
-    scripts = _scripts(decoder, tokenizer, wanted.seed)
+    lengths: dict[str, int] = {}
+    learnt: dict[int, list[Sample]] = {}
+    scripts = _scripts(decoder, tokenizer, wanted)
     own = wanted.own if wanted.files else 1.0
+    # What is held out answers other prompts than what is learnt from.
+    others = scripts | (_asked(decoder, tokenizer, wanted, wanted.seed + 1) if ASKED in scripts else {})
+    whole = sum(SHARES[kind] for kind in scripts)
     for kind, script in scripts.items():
-        held[kind] = folder / f"held-{kind}.safetensors"
-        _written(decoder, tokenizer, script, kind, wanted, "held", wanted.held, held[kind])
+        held[kind], lengths[kind] = folder / f"held-{kind}.safetensors", row_length(kind, wanted.length)
+        _written(decoder, tokenizer, others[kind], kind, wanted, "held", wanted.held, held[kind])
         if wanted.learnt and own > 0:
             part = folder / f"learnt-{kind}.safetensors"
-            _written(
-                decoder, tokenizer, script, kind, wanted, "learnt", round(wanted.learnt * own / len(scripts)), part
-            )
-            learnt += _samples(part)
+            tokens = round(wanted.learnt * own * SHARES[kind] / whole)
+            _written(decoder, tokenizer, script, kind, wanted, "learnt", tokens, part)
+            learnt.setdefault(lengths[kind], []).extend(_samples(part))
     if wanted.files:
-        held[TEXT] = folder / f"held-{TEXT}.safetensors"
+        held[TEXT], lengths[TEXT] = folder / f"held-{TEXT}.safetensors", wanted.length
         part = folder / f"learnt-{TEXT}.safetensors"
         if not (held[TEXT].is_file() and part.is_file()):
             _from_files(tokenizer, wanted, round(wanted.learnt * (1 - own)) or wanted.length, part, held[TEXT])
-        learnt += _samples(part)
-    path = folder / "learnt.safetensors" if learnt else None
-    if path is not None and not path.is_file():
-        write_samples(path, learnt)
-    return Texts(path, held, sum(len(one) for one in learnt), wanted.length, wanted.seed)
+        learnt.setdefault(wanted.length, []).extend(_samples(part))
+    paths = {length: folder / f"learnt-rows-of-{length}.safetensors" for length in learnt}
+    for length, path in paths.items():
+        if not path.is_file():
+            write_samples(path, learnt[length])
+    counts = {length: sum(map(len, samples)) for length, samples in learnt.items()}
+    return Texts(paths, held, lengths, counts, wanted.length, wanted.seed)
+
+
+def row_length(kind: str, length: int) -> int:
+    """Tokens of a row of a kind, where rows of text have `length`."""
+    short = length // PARTS
+    return short if kind == ASKED and short >= SHORTEST and length % PARTS == 0 else length
 
 
 # What the model writes --------------------------------------------------------------------------------------------------
 
 
-def _scripts(decoder: Decoder, tokenizer: Tokenizer, seed: int) -> dict[str, Script]:
+def _scripts(decoder: Decoder, tokenizer: Tokenizer, wanted: Wanted) -> dict[str, Script]:
     first = documents(tokenizer).openings[0]
     known = set(tokenizer.control_tokens.values())
     words = [token for token in range(min(tokenizer.vocab_size, decoder.config.vocab)) if token not in known]
-    drawn = np.random.default_rng(fold(seed, "first tokens")).choice(words, min(OPENINGS, len(words)), replace=False)
+    drawn = np.random.default_rng(fold(wanted.seed, "first tokens")).choice(
+        words, min(OPENINGS, len(words)), replace=False
+    )
     # Every second document begins as the model likes. An odd number of openings: even ones are turns of conversations.
     openings = [first]
     for token in drawn:
@@ -140,7 +179,18 @@ def _scripts(decoder: Decoder, tokenizer: Tokenizer, seed: int) -> dict[str, Scr
     if tokenizer.chat_template is not None:
         with suppress(UsageError, TemplateError):  # a template that cannot be left open: documents alone, then
             scripts |= {CHAT: conversations(tokenizer), CALM: conversations(tokenizer, answers=COOL)}
+            scripts |= _asked(decoder, tokenizer, wanted, wanted.seed)
     return scripts
+
+
+def _asked(decoder: Decoder, tokenizer: Tokenizer, wanted: Wanted, seed: int) -> dict[str, Script]:
+    """Prompts that leave half of a row at least for the answer; nothing where rows are too short for most."""
+    script = answers(tokenizer, prompts(PROMPTS if wanted.learnt > FEW else PROMPTS // 100, seed), HEAT)
+    size = min(row_length(ASKED, wanted.length), decoder.config.context) // 2
+    fits = [number for number, opening in enumerate(script.openings) if len(opening) <= size]
+    fits = fits[: len(fits) - 1 + len(fits) % 2]  # an odd number, as above
+    openings, heat = [script.openings[number] for number in fits], [script.heat[number] for number in fits]
+    return {ASKED: Script(openings, heat=heat)} if len(fits) > len(script.openings) // 2 else {}
 
 
 def _written(
@@ -156,23 +206,29 @@ def _written(
     """Write text in pieces of a batch of rows, each kept when it is whole; then all of it in one file."""
     if target.is_file():
         return
-    rows = max(1, -(-tokens // wanted.length))
+    length = row_length(kind, wanted.length)
+    batch = wanted.batch * wanted.length // length
+    rows = max(1, -(-tokens // length))
+    if rows > batch:  # a smaller last piece would take as long as a whole one
+        rows = round(rows / batch) * batch
     ends = sorted({*tokenizer.eos_ids, *(i for name, i in tokenizer.control_tokens.items() if name == "<|endoftext|>")})
-    size = min(wanted.length + 1, decoder.config.context)
+    size = min(length + 1, decoder.config.context)
     made: list[Path] = []
-    for number, start in enumerate(range(0, rows, wanted.batch)):
+    for number, start in enumerate(range(0, rows, batch)):
         piece = target.with_name(f"{target.stem}.{number}.safetensors")
         if not piece.is_file():
-            ids = own_text(
+            ids, chosen = own_turns(
                 decoder,
                 [script],
-                rows=min(wanted.batch, rows - start),
+                rows=min(batch, rows - start),
                 length=size,
                 ends=[i for i in ends if i < decoder.config.vocab],
                 seed=fold(wanted.seed, purpose, kind, number) % 2**31,
-                batch=wanted.batch,
+                batch=batch,
             )
-            write_samples(piece, [Sample.of(row.tolist(), place=kind) for row in ids])
+            # Prompts of ours are not for the model to say. Rows of the other kinds stay whole: an opening there is a few tokens.
+            marks = chosen if kind == ASKED else np.ones_like(chosen)
+            write_samples(piece, [Sample.of(*row, place=kind) for row in zip(ids, marks, strict=True) if row[1].any()])
         made.append(piece)
     write_samples(target, [sample for piece in made for sample in _samples(piece)])
     for piece in made:

@@ -19,7 +19,7 @@ def share_kv(last: int | None = None, share: float | None = None) -> Step:
     if last is not None and share is not None:
         raise UsageError("share-kv has both last and share", hint="give one of them")
     made = ShareKV(last=last) if last is not None else ShareKV(share=0.375 if share is None else share)
-    return Step(made, costs=(1.3, 3.5))
+    return Step(made, sees=True, costs=(1.1, 2.0))
 
 
 @step
@@ -31,11 +31,16 @@ def kv8() -> Step:
 
 
 @step
-def heal(tokens: int | None = None, share: float = 0.5, lr: float = 3e-4) -> Step:
-    """Train all weights, still in full precision, to say what the original says.
+def heal(
+    tokens: int | None = None, share: float = 0.5, lr: float = 3e-4, states: float = 0.0, whole: bool = True
+) -> Step:
+    """Train weights, still in full precision, to say what the original says.
 
     tokens: so many; unless given, a share of the plan's
     share: of the plan's tokens, beside the shares of other steps
     lr: the highest learning rate
+    states: how much it counts that every block gives what the original's gives
+    whole: all weights; false: only blocks from the first one on whose keys and values others read
     """
-    return Step(lessons=Lessons(share=share, tokens=tokens, lr=lr), mends=(0.05, 0.5))
+    lessons = Lessons(share=share, tokens=tokens, lr=lr, states=states, changed=not whole)
+    return Step(lessons=lessons, mends=(0.05, 0.5))
