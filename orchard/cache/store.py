@@ -113,18 +113,19 @@ class Cache:
 
     def __init__(
         self,
-        configs: Sequence[Store.Config],
+        configs: Sequence[Store.Config | None],
         *,
         batch: int,
         length: int,
         dtype: torch.dtype,
         device: torch.device | None = None,
     ) -> None:
+        """By the layer's number; None: another process keeps that one."""
         self.length = length
         self.tables: dict[object, Slots] = {}
         self.stores: dict[int, Store] = {}
         for layer, cfg in enumerate(configs):
-            if cfg.owner is not None:
+            if cfg is None or cfg.owner is not None:
                 continue
             key = (type(cfg.policy), repr(cfg.policy))
             if key not in self.tables:

@@ -119,6 +119,8 @@ def _facts(
         "kv_heads": number("num_key_value_heads") or heads,
         "head_width": number("head_dim") or (width // heads if width and heads else None),
         "experts": number("num_local_experts", "num_experts") or 0,
+        "tracks": number("num_tracks") or 0,
+        "track_depth": number("track_depth") or 0,
         "context": number("max_position_embeddings"),
         "vocabulary": number("vocab_size"),
         "parameters": sum(math.prod(info.shape) for info in tensors.values()),
@@ -205,11 +207,15 @@ def _print(facts: dict[str, Any]) -> None:
     heads = f"{facts['heads']} of width {facts['head_width']}"
     if facts["kv_heads"] != facts["heads"]:
         heads += f", {facts['kv_heads']} for keys and values"
+    layers = f"{facts['layers']} of width {facts['width']}"
+    if facts["tracks"]:
+        layers += f", each {facts['tracks']} tracks of {facts['track_depth']} layers"
+        heads += ", in each track"
     text, digest = facts["template"]["text"], facts["template"]["sha256"]
     lines: dict[str, str] = {
         "family": facts["family"] + (f", {facts['experts']} experts a layer" if facts["experts"] else ""),
         "parameters": f"{_count(facts['parameters'])} ({facts['parameters']:,})",
-        "layers": f"{facts['layers']} of width {facts['width']}",
+        "layers": layers,
         "heads": heads,
         "context": f"{facts['context']:,} tokens" if facts["context"] else "not stated",
         "vocabulary": f"{facts['vocabulary']:,} tokens" if facts["vocabulary"] else "not stated",

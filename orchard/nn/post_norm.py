@@ -9,20 +9,19 @@ from dataclasses import field
 
 from torch import Tensor, nn
 
-from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.config import BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.nn.attention.bidirectional import BidirectionalAttention
 from orchard.nn.feed_forward import FeedForward
 from orchard.nn.layer_norm import LayerNorm
+from orchard.nn.stack import Layer
 
 
 class PostNormBlock(Configurable, nn.Module):
     """x = norm(x + mixer(x)), then x = norm(x + mlp(x)). `mixer` and `mlp` are sockets, as in `Block`."""
 
     @config
-    class Config(BaseConfig):
-        dim: int = REQUIRED
-        layer: int = REQUIRED
+    class Config(Layer):
         mixer: BaseConfig = field(default_factory=BidirectionalAttention.Config)
         mixer_norm: LayerNorm.Config = field(default_factory=LayerNorm.Config)
         mlp: BaseConfig = field(default_factory=FeedForward.Config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -17,6 +18,28 @@ from orchard.nn.norm import RMSNorm
 from orchard.ops.plan.builder import Builder, Value
 
 
+@config
+class Layer(BaseConfig):
+    """What a stack takes: a block, or several blocks that stand for one layer (`orchard.nn.tracks`)."""
+
+    dim: int = REQUIRED
+    layer: int = REQUIRED
+    """The number of its store, or of the first of them."""
+
+    @property
+    def mixer(self) -> Any:
+        """None: it has no mixer of its own, only blocks inside."""
+        return None
+
+    @property
+    def mlp(self) -> Any:
+        return None
+
+    def mixers(self) -> list[Any]:
+        """All mixers, in the order of their stores."""
+        return [self.mixer]
+
+
 class Block(Configurable, nn.Module):
     """x + mixer(x), then x + mlp(x). A norm may stand before and after each; None is no norm.
 
@@ -25,9 +48,7 @@ class Block(Configurable, nn.Module):
     """
 
     @config
-    class Config(BaseConfig):
-        dim: int = REQUIRED
-        layer: int = REQUIRED
+    class Config(Layer):
         mixer_norm: RMSNorm.Config | None = field(default_factory=RMSNorm.Config)
         mixer: BaseConfig = field(default_factory=Attention.Config)
         mixer_out_norm: RMSNorm.Config | None = None
@@ -72,11 +93,13 @@ class Stack(Configurable, nn.Module):
     @config
     class Config(BaseConfig):
         dim: int = REQUIRED
-        layers: list[Block.Config] = REQUIRED
+        layers: Sequence[Layer] = REQUIRED
 
         def wire(self) -> None:
-            for layer, block in enumerate(self.layers):
-                block.dim, block.layer = self.dim, layer
+            number = 0
+            for block in self.layers:
+                block.dim, block.layer = self.dim, number
+                number += len(block.mixers())
             _check_owners(self.layers)
 
     def __init__(self, cfg: Config) -> None:
@@ -96,6 +119,11 @@ class Stack(Configurable, nn.Module):
             x = layer(x, context)
         return x
 
+    def elsewhere(self) -> set[int]:
+        """The numbers of stores that other processes keep."""
+        layers: list[Any] = [layer for layer in self.layers if hasattr(layer, "elsewhere")]
+        return {number for layer in layers for number in layer.elsewhere()}
+
     def lower(self, builder: Builder, x: Value, path: str) -> Value:
         builder.in_torch.update(_stores_in_torch(self.layers))
         for layer, block in enumerate(self.layers):
@@ -103,17 +131,30 @@ class Stack(Configurable, nn.Module):
         return x
 
 
+def block_of(name: str, tree: BaseConfig) -> Layer | None:
+    """The config of the block that a tensor belongs to, by Orchard's name of the tensor; None outside of blocks."""
+    node: Any = tree
+    for part in name.split("."):
+        node = node[int(part)] if isinstance(node, list | tuple) else getattr(node, part, None)
+        if isinstance(node, Layer) and node.mixer is not None:
+            return node
+        if node is None:
+            break
+    return None
+
+
 def _stores_in_torch(layers: nn.ModuleList) -> dict[int, str]:
-    """Layers whose store cannot be native, and why. One layer that has to run in torch takes all along that share its store."""
+    """Stores that cannot be native, and why. One layer that has to run in torch takes all along that share its store."""
     members: dict[int, list[int]] = {}
     reasons: dict[int, str] = {}
-    for layer, block in enumerate(layers):
+    for block, reason in _blocks(layers, None):
         mixer: Any = getattr(block, "mixer", None)
         store = getattr(getattr(mixer, "config", None), "store", None)
         if store is None:
             continue
+        layer: int = mixer.config.layer
         members.setdefault(layer if store.owner is None else store.owner, []).append(layer)
-        reason = obstacle(block) or obstacle(mixer) or (mixer.obstacle() if hasattr(mixer, "obstacle") else None)
+        reason = reason or _obstacle(mixer)
         if reason is not None:
             reasons[layer] = reason
     for group in members.values():
@@ -124,7 +165,21 @@ def _stores_in_torch(layers: nn.ModuleList) -> dict[int, str]:
     return reasons
 
 
-def _own_store(block: Block.Config) -> bool:
+def _blocks(modules: Iterable[Any], reason: str | None) -> Iterator[tuple[Any, str | None]]:
+    """Every block, also those inside of others, and why it (or what it is inside of) has to run in torch."""
+    for module in modules:
+        why = reason or _obstacle(module)
+        if hasattr(module, "inside"):
+            yield from _blocks(module.inside(), why)
+        else:
+            yield module, why
+
+
+def _obstacle(module: Any) -> str | None:
+    return obstacle(module) or (module.obstacle() if hasattr(module, "obstacle") else None)
+
+
+def _own_store(block: Layer) -> bool:
     """Whether a layer keeps something, as far as its config tells: all do but those that read another's store."""
     return getattr(getattr(block.mixer, "store", None), "owner", None) is None
 
@@ -144,9 +199,16 @@ def _check_router(block: Block.Config) -> None:
         )
 
 
-def _check_owners(layers: list[Block.Config]) -> None:
+def _check_owners(layers: Sequence[Layer]) -> None:
     """A borrowed store must belong to an earlier layer that has one, with the same heads."""
-    mixers = [block.mixer for block in layers]
+    mixers = [mixer for layer in layers for mixer in layer.mixers()]
+    if len(mixers) > len(layers) and any(
+        getattr(getattr(one, "store", None), "owner", None) is not None for one in mixers
+    ):
+        raise UnsupportedPair(
+            "a layer reads another layer's keys and values, in a model with tracks",
+            hint="let every layer keep its own (store.owner=None), or build the model without tracks",
+        )
     for layer, mixer in enumerate(mixers):
         if not isinstance(mixer, Attention.Config) or mixer.store.owner is None:
             continue

@@ -14,6 +14,11 @@ from orchard.core.config_text import diff
 from orchard.core.errors import ConfigError, OrchardError, UsageError
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, families
+from orchard.models.zoo.parts import FULL, SLIDING
+from orchard.models.zoo.tracks import NAME as TRACKS
+from orchard.nn.attention import Attention
+from orchard.nn.moe import MoE
+from orchard.nn.tracks import Tracks
 from orchard.recipes.base import nearest
 from orchard.weights.export import shape_only
 
@@ -64,16 +69,19 @@ def llama(size: str, context: int, vocab: int | None = None) -> Decoder.Config:
 
 def words_of(tree: Decoder.Config) -> tuple[Family, dict[str, Any]]:
     """The family and the Hugging Face config of a tree; `ConfigError` names what no such config can say."""
-    family = families()["llama"]
+    own = any(isinstance(layer, Tracks.Config) or _global_without_positions(layer) for layer in tree.stack.layers)
+    family = families()[TRACKS if own else "llama"]
     try:
-        words = _llama_words(tree)
+        words = tracks_words(tree) if own else _llama_words(tree)
         changes = diff(shape_only(family.tree(words).complete()), shape_only(tree.complete()))
-    except (AttributeError, IndexError, OrchardError) as error:  # parts that Llama does not have
+    except (AttributeError, IndexError, OrchardError) as error:  # parts that the family does not have
         raise ConfigError(
-            f"no family of files has this model's parts: {error}", hint="train a Llama's shape"
+            f"no family of files has this model's parts: {error}", hint="train a Llama's shape, in tracks or not"
         ) from error
     if changes:
-        raise ConfigError(f"no family of files has this model's shape: {changes[0]}", hint="train a Llama's shape")
+        raise ConfigError(
+            f"no family of files has this model's shape: {changes[0]}", hint="train a Llama's shape, in tracks or not"
+        )
     return family, words
 
 
@@ -98,3 +106,55 @@ def _llama_words(tree: Any) -> dict[str, Any]:
         "mlp_bias": mlp.gate.bias,
         "tie_word_embeddings": tree.head is None,
     }
+
+
+def tracks_words(tree: Any) -> dict[str, Any]:
+    """The words of the family for tracks; whoever reads them compares what they make with the tree."""
+    first = tree.stack.layers[0]
+    meets = isinstance(first, Tracks.Config)
+    layers = [one for each in tree.stack.layers for one in (each.tracks[0].layers if meets else [each])]
+    mixers, mlps = [block.mixer for block in layers], [block.mlp for block in layers]
+    local, whole = ([one for one in mixers if (one.window is None) is every] for every in (False, True))
+    turned = [one.rotary for one in mixers if one.rotary is not None]
+    experts = [place for place, each in enumerate(mlps) if isinstance(each, MoE.Config)]
+    dense = [each for each in mlps if not isinstance(each, MoE.Config)]
+    words: dict[str, Any] = {
+        "architectures": ["ParallelTracksForCausalLM"],
+        "model_type": TRACKS,
+        "vocab_size": tree.vocab,
+        "hidden_size": tree.dim,
+        "num_hidden_layers": len(tree.stack.layers),
+        "num_attention_heads": mixers[0].heads,
+        "num_key_value_heads": mixers[0].kv_heads,
+        "head_dim": mixers[0].head_dim,
+        "hidden_act": mlps[0].activation,
+        "max_position_embeddings": tree.context,
+        "rms_norm_eps": layers[0].mixer_norm.eps,
+        "use_qk_norm": mixers[0].q_norm is not None,
+        "layer_types": [FULL if one.window is None else SLIDING for one in mixers],
+        "rope_on_full_attention": not whole or whole[0].rotary is not None,
+        "tie_word_embeddings": tree.head is None,
+    }
+    if meets:
+        words |= {"num_tracks": len(first.tracks), "track_depth": len(first.tracks[0].layers)}
+        words["track_combine"] = first.combine
+    if turned:
+        words["rope_theta"] = turned[0].theta
+    if local:
+        words["sliding_window"] = local[0].window
+    if dense:
+        words["intermediate_size"] = dense[0].hidden_dim
+    if experts:
+        mixture = mlps[experts[0]]
+        words |= {
+            "expert_layers": experts,
+            "num_experts": mixture.experts,
+            "num_experts_per_tok": mixture.router.k,
+            "moe_intermediate_size": mixture.hidden_dim,
+            "norm_topk_prob": mixture.router.renormalize,
+        }
+    return words
+
+
+def _global_without_positions(layer: Any) -> bool:
+    return isinstance(layer.mixer, Attention.Config) and layer.mixer.rotary is None

@@ -6,7 +6,7 @@ gradients are exchanged by the same code. Gradients are SUMS over processes and 
 total weight of its losses, which the loop knows.
 
 Names of parameters stay what they were, and all of them become DTensors on the same mesh (of their stage, where there is a
-pipeline), so that optimisers, norms and checkpoints need to know nothing of how they are cut.
+pipeline, and of their tracks), so that optimisers, norms and checkpoints need to know nothing of how they are cut.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from orchard.train.parallel_experts import split_experts
 from orchard.train.parallel_shards import shard
 from orchard.train.parallel_stages import keep_stage, plan_stages
 from orchard.train.parallel_tensor import split_tensors
+from orchard.train.parallel_tracks import split_tracks
 from orchard.train.world import World
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -30,8 +31,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Mesh(Configurable):
-    """The processes as a grid. `dims` is torch's mesh with dimensions (pipeline,) data, (solo,) and tensor or expert; None: one
-    process."""
+    """The processes as a grid. `dims` is torch's mesh with dimensions (pipeline,) data, (solo,) and tensor, expert or track;
+    None: one process."""
 
     @config
     class Config(BaseConfig):
@@ -41,6 +42,8 @@ class Mesh(Configurable):
         """Processes that compute each layer together, on the same data."""
         expert: int = 1
         """Processes that hold different experts of every mixture, and read the same data."""
+        track: int = 1
+        """Processes that have different tracks of every layer of tracks, on the same data: see parallel_tracks.py."""
         pipeline: int = 1
         """Processes (or groups of them) that have different layers, on the same data: see parallel_pipeline.py."""
         cuts: list[int] | None = None
@@ -51,7 +54,7 @@ class Mesh(Configurable):
         """Keep parameters, gradients and optimiser states in shards over `data`; False: all of them on every process."""
 
         def wire(self) -> None:
-            for name in ("tensor", "expert", "pipeline"):
+            for name in ("tensor", "expert", "track", "pipeline"):
                 if getattr(self, name) < 1:
                     raise ConfigError(f"mesh.{name} is {getattr(self, name)}", hint="use a whole number from 1")
             if self.data < 1 and self.data != -1:
@@ -70,16 +73,23 @@ class Mesh(Configurable):
                     f"mesh.tensor {self.tensor} with mesh.expert {self.expert}",
                     hint="use one of them; tensor also cuts experts, each of them",
                 )
+            for name in ("tensor", "expert", "pipeline"):
+                if self.track > 1 and getattr(self, name) > 1:
+                    raise UnsupportedPair(
+                        f"mesh.track {self.track} with mesh.{name} {getattr(self, name)}",
+                        hint="use mesh.track with mesh.data alone",
+                    )
 
     def __init__(self, cfg: Config, *, here: World) -> None:
         self.config = cfg
         self.here = here
-        other = cfg.tensor * cfg.expert
+        other = cfg.tensor * cfg.expert * cfg.track
         rest = other * cfg.pipeline
         data = here.size // rest if cfg.data == -1 else cfg.data
         if data * rest != here.size or data < 1:
             asked = "the rest" if cfg.data == -1 else cfg.data
-            stages = f" x pipeline {cfg.pipeline}" if cfg.pipeline > 1 else ""
+            stages = f" x track {cfg.track}" if cfg.track > 1 else ""
+            stages += f" x pipeline {cfg.pipeline}" if cfg.pipeline > 1 else ""
             raise ConfigError(
                 f"a mesh of data {asked} x tensor {cfg.tensor} x expert {cfg.expert}{stages} for {here.size} processes "
                 f"(it would need {max(data, 1) * rest})",
@@ -87,7 +97,7 @@ class Mesh(Configurable):
             )
         self.data = data
         self.stages = cfg.pipeline
-        self.other = "expert" if cfg.expert > 1 else "tensor"
+        self.other = "expert" if cfg.expert > 1 else "track" if cfg.track > 1 else "tensor"
         """The dimension whose processes read the same data."""
         self.dims: DeviceMesh | None = None
         if here.size > 1:
@@ -151,9 +161,11 @@ def spread(model: nn.Module, mesh: Mesh, cfg: Spread.Config | None = None) -> nn
         _check_same(model, mesh.dims)
     together = mesh.dims[mesh.other].size() > 1
     if together:
-        cut = split_experts if mesh.other == "expert" else split_tensors
+        cut = {"expert": split_experts, "track": split_tracks, "tensor": split_tensors}[mesh.other]
         cut(model, mesh.dims[mesh.other])
     compute = None if cfg.compute is None else DTYPES[cfg.compute]
+    if mesh.other == "track" and mesh.data == 1 and compute is None:
+        return model  # no other process has anything of these tracks
     if stages:
         keep_stage(model, stages, mesh.stage, dtype=compute)
         if mesh.data == 1 and not together and compute is None:

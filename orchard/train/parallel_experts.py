@@ -14,12 +14,12 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.collective import AddBack, AddUp
 from orchard.ops.grouped import grouped_linear
 from orchard.train.parallel_tensor import holds, place, refuse_shared, whole
 
@@ -80,44 +80,15 @@ def _routed(self: Any, x: Tensor, context: Any) -> Tensor:
     counts = pairs.counts[first : first + len(weights[0])]
     start, many = int(pairs.counts[:first].sum()), int(counts.sum())
     source = pairs.source[start : start + many]
-    read, shares = _AddBack.apply(tokens, group), _AddBack.apply(pairs.weights, group)[start : start + many]
+    read, shares = AddBack.apply(tokens, group), AddBack.apply(pairs.weights, group)[start : start + many]
     rows = read[source]
     gate, up, down = (_each(weight, counts) for weight in weights)
     weighted = down(self.act(gate(rows)) * up(rows)) * shares[:, None]
     out = torch.zeros_like(tokens).index_add(0, source, weighted.to(tokens.dtype))
-    added: Tensor = _AddUp.apply(out, group)
+    added: Tensor = AddUp.apply(out, group)
     return added.view_as(x)
 
 
 def _each(weight: Tensor, counts: Tensor) -> Callable[[Tensor], Tensor]:
     """The map of each row's expert. One without tokens still takes part, so that its gradient is zero and not missing."""
     return lambda rows: grouped_linear(rows, weight.to(rows.dtype), counts)
-
-
-class _AddUp(torch.autograd.Function):
-    """The sum over processes; each one's share of the gradient is the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _AddBack(torch.autograd.Function):
-    """The same value on every process, each of which uses it for something else: gradients are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        slope = gradients[0].contiguous().clone()
-        dist.all_reduce(slope, group=ctx.group)
-        return slope, None

@@ -6,7 +6,7 @@ What is sent are tensors: notes go as JSON, never as pickled objects.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from orchard.core.config import Config
 from orchard.core.digest import sha256
 from orchard.core.errors import ConfigError
 from orchard.train.parallel import Mesh
+from orchard.train.parallel_tracks import in_tracks
 from orchard.train.world import World
 
 
@@ -37,6 +38,28 @@ def totals(values: Mapping[str, Tensor], mesh: Mesh) -> dict[str, float]:
         return {}
     together = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values.values()])
     return dict(zip(values, total(together, mesh).tolist(), strict=True))
+
+
+class OtherTracks:
+    """What `Clip` asks about processes that have other tracks of the same model."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        assert mesh.dims is not None
+        self._group = mesh.dims.get_group("track")
+        self._first = mesh.dims.get_local_rank("track") == 0
+        self._here = mesh.here
+
+    def counts(self, name: str) -> bool:
+        """Tracks are counted where they are, everything else, which all have, by the first."""
+        return self._first or in_tracks(name)
+
+    def added(self, value: float) -> float:
+        found = torch.tensor(value, dtype=torch.float64, device=self._here.device)
+        dist.all_reduce(found, group=self._group)
+        return float(found)
+
+    def joined(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for each in gathered(list(names), self._here) for name in each))
 
 
 def anywhere(flag: bool, mesh: Mesh) -> bool:

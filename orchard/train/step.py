@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from orchard.core.batch import Loss
 from orchard.core.seeds import fold
 from orchard.objectives.base import Objective
-from orchard.train.clip import Clip, Norm
+from orchard.train.clip import Clip, Norm, Others
 from orchard.train.parallel import Mesh
 from orchard.train.parallel_pipeline import Pipeline
 from orchard.train.parallel_shards import exchange
-from orchard.train.parallel_sums import anywhere, total
+from orchard.train.parallel_sums import OtherTracks, anywhere, total
 from orchard.train.schedule import set_rate
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -81,6 +81,9 @@ class Step:
         self.mesh = mesh
         self.around = around
         self.pipeline = Pipeline(model, mesh) if mesh is not None and mesh.stages > 1 else None
+        self.others: Others | None = self.pipeline
+        if mesh is not None and mesh.other == "track":
+            self.others = OtherTracks(mesh)
 
     def __call__(self, batch: Any, number: int, *, tokens: int = 0, stop: bool = False) -> Taken:
         """`tokens` and `stop` are this process's own; what comes back is of all of them."""
@@ -98,7 +101,7 @@ class Step:
         common: dict[str, Any] = {"tokens": int(totals.pop(TOKENS)), "stop": asked, "parts": totals}
         if not weight:  # nothing to learn from: the weights stay as they are
             return Taken(0.0, 0.0, Norm(0.0), rate, **common)
-        norm = self.clip(self._trained(), scale=1 / weight, others=self.pipeline)
+        norm = self.clip(self._trained(), scale=1 / weight, others=self.others)
         taken = Taken(value / weight, weight, norm, rate, **common)
         if taken.sound:
             set_rate(self.optimizer, rate)

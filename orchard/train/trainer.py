@@ -349,7 +349,7 @@ class Trainer(Configurable):
         notes = [f"{name}: {count}" for name, count in self.source.counts().items() if count]
         if self.here.size > 1:
             cut = self.config.mesh
-            split = f"tensor {cut.tensor}, expert {cut.expert}, pipeline {cut.pipeline}"
+            split = f"tensor {cut.tensor}, expert {cut.expert}, track {cut.track}, pipeline {cut.pipeline}"
             notes.append(f"{self.here.size} processes: data {self.mesh.data}, {split}")
         if self.compiled is not None:
             notes += [f"not compiled: {name}: {why}" for name, why in self.compiled.reasons.items()]

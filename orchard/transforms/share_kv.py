@@ -65,6 +65,11 @@ class ShareKV(Transform):
         blocks: list[Any] = tree.stack.layers
         own = len(blocks) - self.count(len(blocks))
         for layer, block in enumerate(blocks):
+            if block.mixer is None:
+                raise UnsupportedPair(
+                    f"layer {layer} is made of tracks, each of which keeps keys and values of its own",
+                    hint="share keys and values only in models without tracks",
+                )
             if not isinstance(block.mixer, Attention.Config):
                 what = block.mixer.builds.__name__
                 raise UnsupportedPair(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile, ModelNotFound, UnsupportedFormat
 from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, family_of
@@ -25,6 +24,7 @@ from orchard.models.zoo.fields import count, shown
 from orchard.nn.attention import Attention
 from orchard.nn.formats import Grouped
 from orchard.nn.moe import MoE
+from orchard.nn.stack import block_of
 from orchard.weights.compressed_file import ENDING, is_compressed
 from orchard.weights.folder import HFFolder
 from orchard.weights.gguf.arch import ROPE_FACTORS, file_config
@@ -313,9 +313,9 @@ def _pairs_together(tensor: Tensor, heads: int) -> Tensor:
 
 def _block_part(ours: str, tree: Decoder.Config, part: str) -> Any:
     """The config of a part (`mixer`, `mlp`) of the block that a tensor belongs to; None outside blocks."""
-    if not ours.startswith("stack.layers."):
+    block = block_of(ours, tree)
+    if block is None:
         return None
-    block: BaseConfig = tree.stack.layers[int(ours.split(".")[2])]
     found = getattr(block, part)
     if part == "mixer" and not isinstance(found, Attention.Config):
         raise UnsupportedFormat(f"{ours} is no attention tensor", hint="save in Orchard's own names")

@@ -93,8 +93,8 @@ def accounting(
 def kv_bytes_per_token(tree: Decoder.Config) -> int:
     """Keys and values kept of every token, over all layers that keep their own; in bfloat16 where there is no codec."""
     total = 0
-    for block in tree.stack.layers:
-        store: Any = getattr(block.mixer, "store", None)
+    for mixer in (mixer for layer in tree.stack.layers for mixer in layer.mixers()):
+        store: Any = getattr(mixer, "store", None)
         if store is not None and store.owner is None:
             total += store.codec.build().bytes_per_slot(store.heads, store.dim, torch.bfloat16)
     return total

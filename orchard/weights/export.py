@@ -22,6 +22,7 @@ from orchard.nn.attention import Attention, Rotary, scaling
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
 from orchard.nn.moe import MoE
+from orchard.nn.stack import block_of
 from orchard.nn.tensors import dense_tensor, tensor_names
 from orchard.weights.checkpoint import Checkpoint, to_gguf
 from orchard.weights.folder import write_folder
@@ -77,6 +78,8 @@ def save_gguf(
     """Write one GGUF file. `metadata` adds keys (the tokenizer's, the licence) to those that describe the model."""
     if type not in WRITABLE:
         raise UsageError(f"cannot write GGUF tensors as {type!r}", hint="one of " + ", ".join(WRITABLE))
+    if not family.gguf:
+        raise UnsupportedFormat(f"GGUF has no words for {family.name} models", hint="save a folder or an .orchard file")
     family, hf_config = _words(family, hf_config, model)
     described = gguf_metadata({**family.fields(hf_config), "head_dim": _mixer(model).head_dim}, family.gguf)
     tensors = list(_gguf_tensors(model, family, WRITABLE[type]))
@@ -175,9 +178,7 @@ def without_stretch(tree: Decoder.Config) -> Decoder.Config:
 
 
 def _mixture(ours: str, model: Decoder) -> bool:
-    if not ours.startswith("stack.layers."):
-        return False
-    return isinstance(model.config.stack.layers[int(ours.split(".")[2])].mlp, MoE.Config)
+    return isinstance(getattr(block_of(ours, model.config), "mlp", None), MoE.Config)
 
 
 def _mixer(model: Decoder) -> Any:

@@ -30,6 +30,22 @@ from tests.tiny import byte_alphabet, tiny_tokenizer_files
 
 SMALL = {"vocab_size": 48, "intermediate_size": 64, "max_position_embeddings": 64}
 TWO_LAYERS = ("gemma2", "gemma3", "qwen2-window", "qwen3-moe")  # whose layers differ
+OURS = {  # a family of our own, which no reference has
+    "tracks": (
+        "parallel_tracks",
+        {
+            "num_tracks": 2,
+            "track_depth": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "rope_on_full_attention": False,
+            "expert_layers": [1],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    )
+}
 Stored = tuple[str, tuple[int, ...], bytes]  # the format's name of the type, the shape in torch's order, the data
 
 
@@ -52,8 +68,9 @@ def make_samples() -> list[Sample]:
     """A folder of every case of every family, a GGUF file of those that GGUF can describe, one that also sees."""
     samples = []
     with tempfile.TemporaryDirectory() as name:
-        for number, case in enumerate(sorted(CASES)):
-            kind, changes = CASES[case]
+        cases = CASES | OURS
+        for number, case in enumerate(sorted(cases)):
+            kind, changes = cases[case]
             hf = {"model_type": kind, **COMMON, **changes, **SMALL, "num_hidden_layers": 1 + (case in TWO_LAYERS)}
             torch.manual_seed(number)
             model, path = families()[kind].tree(hf).build(), Path(name) / case

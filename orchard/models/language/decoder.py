@@ -93,9 +93,11 @@ class Decoder(Configurable, nn.Module):
             builder.head(x, head, bias, self.config.softcap, path="head")
 
     def stores(self) -> list[Store.Config]:
-        """Each layer's store config, in order."""
-        return [block.mixer.store for block in self.config.stack.layers]  # type: ignore[attr-defined]
+        """Each layer's store config, in order; of tracks, each track's."""
+        return [mixer.store for layer in self.config.stack.layers for mixer in layer.mixers()]
 
     def cache(self, *, batch: int, length: int) -> Cache:
-        """Empty stores for `batch` sequences of up to `length` tokens."""
-        return Cache(self.stores(), batch=batch, length=length, dtype=self.dtype, device=self.device)
+        """Empty stores for `batch` sequences of up to `length` tokens, without those that other processes keep."""
+        away = self.stack.elsewhere()
+        stores = [None if number in away else store for number, store in enumerate(self.stores())]
+        return Cache(stores, batch=batch, length=length, dtype=self.dtype, device=self.device)

@@ -65,7 +65,7 @@ def bert(hf: Json) -> Encoder.Config:
         context=count(hf, "max_position_embeddings", 512),
         kinds=count(hf, "type_vocab_size", 2),
         norm=LayerNorm.Config(eps=eps),
-        stack=Stack.Config(layers=blocks),  # type: ignore[arg-type]  # a stack takes any config with dim and layer
+        stack=Stack.Config(layers=blocks),
     )
 
 

@@ -16,6 +16,8 @@ from orchard.models.language.decoder import Decoder
 from orchard.models.zoo.fields import table
 
 _LAYER = re.compile(r"stack\.layers\.(\d+)\.")
+_TRACK = re.compile(r"tracks\.\d+\.layers\.\d+\.")
+"""A layer inside of a layer of tracks: other files have no such thing, so it keeps its name."""
 
 HF_KEYS = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -54,7 +56,7 @@ class Family:
     name: str
     make: Callable[[dict[str, Any]], Decoder.Config]
     gguf: str
-    """The architecture's name in GGUF files."""
+    """The architecture's name in GGUF files; empty where they have none."""
     hf_keys: Mapping[str, str] = field(default_factory=dict)
     """What differs from `HF_KEYS`, for names inside a layer (without the layer's prefix)."""
     hf_expert_keys: Mapping[str, str] = field(default_factory=dict)
@@ -96,4 +98,7 @@ def _translate(ours: str, keys: Mapping[str, str], prefix: str) -> str:
     match = _LAYER.match(ours)
     if match is None:
         return keys[ours]
-    return prefix.format(i=match.group(1)) + keys[ours[match.end() :]]
+    rest = ours[match.end() :]
+    track = _TRACK.match(rest)
+    inner = track.group() if track is not None else ""
+    return prefix.format(i=match.group(1)) + inner + keys[rest[len(inner) :]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchard.cache.policies import Window
@@ -28,7 +28,7 @@ from orchard.nn.linear import Embedding, Linear
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.moe import MoE, TopK
 from orchard.nn.norm import RMSNorm
-from orchard.nn.stack import Block, Stack
+from orchard.nn.stack import Layer, Stack
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -187,14 +187,14 @@ def norm(hf: Json, **fields: Any) -> RMSNorm.Config:
     return RMSNorm.Config(eps=number(hf, "rms_norm_eps", 1e-6, least=0.0), **fields)
 
 
-def decoder(hf: Json, blocks: list[Block.Config], *, tied: bool = False, **fields: Any) -> Decoder.Config:
+def decoder(hf: Json, blocks: Sequence[Layer], *, tied: bool = False, **fields: Any) -> Decoder.Config:
     """The whole tree around a family's blocks. `tied` is the family's default."""
     return Decoder.Config(
         vocab=count(hf, "vocab_size"),
         dim=count(hf, "hidden_size"),
         context=count(hf, "max_position_embeddings", 2048),
         embedding=fields.pop("embedding", Embedding.Config()),
-        stack=Stack.Config(layers=blocks),
+        stack=Stack.Config(layers=list(blocks)),
         norm=fields.pop("norm", norm(hf)),
         head=None if flag(hf, "tie_word_embeddings", tied) else Linear.Config(),
         **fields,
