@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchard.core.batch import Batch
 from orchard.transforms.base import Tell, Transform
@@ -35,6 +35,16 @@ class Lessons:
     """Every weight learns; otherwise those that the transform left to be trained."""
     average: float | None = None
     """Keep an average of the weights with this decay, and go on with that."""
+    between: bool = False
+    """Learn after every round of a transform that has several (`Rounds`), twice as much as after the one before."""
+
+
+class Rounds(Protocol):
+    """A transform that takes several rounds, between which a model may learn: `heal(model, number)` after each of them."""
+
+    def counts(self, tree: Any) -> Sequence[Any]: ...
+
+    def in_rounds(self, model: Any, texts: Sequence[Batch], heal: Callable[[Any, int], Any]) -> Any: ...
 
 
 @dataclass(frozen=True)
