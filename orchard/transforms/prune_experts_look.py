@@ -114,20 +114,27 @@ def _watch(
     model: Any, mixtures: dict[str, Any], seen: dict[str, Seen], texts: Sequence[Batch], kind: str, tell: Tell
 ) -> None:
     now: list[Batch] = []
+    read: dict[str, Tensor] = {}
+
+    def keep(path: str) -> Any:
+        def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+            read[path] = given[0].flatten(0, -2)
+
+        return before
 
     def watch(path: str) -> Any:
-        def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+        def after(module: nn.Module, given: tuple[Any, ...], routing: Any) -> None:
             real = (now[0].positions >= 0).flatten()
-            tokens = given[0].flatten(0, -2)[real]
-            chosen = mixtures[path].router(tokens).experts
+            tokens, chosen = read.pop(path)[real], routing.experts[real]
             if kind != OUTLIERS:
                 _add_routes(seen[path], chosen, now[0].ids.flatten()[real])
             if kind != ROUTES:
                 _add_answers(seen[path], mixtures[path], tokens, chosen, outliers=kind == OUTLIERS)
 
-        return before
+        return after
 
-    hooks = [module.register_forward_pre_hook(watch(path)) for path, module in mixtures.items()]
+    hooks = [module.register_forward_pre_hook(keep(path)) for path, module in mixtures.items()]
+    hooks += [module.router.register_forward_hook(watch(path)) for path, module in mixtures.items()]
     try:
         for batch in texts:
             now[:] = [batch]

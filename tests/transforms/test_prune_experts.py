@@ -146,20 +146,21 @@ def test_a_pruned_model_is_lowered() -> None:
 def told(model: Decoder, given: list[Batch]) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Of the first mixture, the plain way: who is asked [N, K], by which ids [N], and every expert's answers to its tokens."""
     moe: Any = model.get_submodule(PATHS[0])
-    rows, ids = [], []
-
-    def see(_: Any, args: tuple[Any, ...]) -> None:
-        rows.append(args[0].flatten(0, 1))
-
-    hook = moe.register_forward_pre_hook(see)
+    rows: list[torch.Tensor] = []
+    asked: list[torch.Tensor] = []
+    ids: list[torch.Tensor] = []
+    hooks = [
+        moe.register_forward_pre_hook(lambda _, args: rows.append(args[0].flatten(0, 1))),
+        moe.router.register_forward_hook(lambda _, args, routing: asked.append(routing.experts)),
+    ]
     with torch.no_grad():
         for each in given:
             batch = each.to()
             model(batch.ids)
             ids.append(batch.ids.flatten())
-    hook.remove()
-    x = torch.cat(rows)
-    chosen = moe.router(x).experts
+    for hook in hooks:
+        hook.remove()
+    x, chosen = torch.cat(rows), torch.cat(asked)
     answers = []
     for expert in range(EXPERTS):
         mine = x[(chosen == expert).any(1)]
