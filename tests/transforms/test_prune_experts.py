@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchard.core.batch import Batch
+from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.generate.lowering import lower
 from orchard.models.language.decoder import Decoder
@@ -354,6 +355,22 @@ def test_loads_are_one_on_average() -> None:
 def test_settings_that_make_no_sense(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         PruneExperts(**wrong)
+
+
+class Alphabetic(Configurable, torch.nn.Module):
+    """A router of another kind: nothing says what it would do with fewer experts."""
+
+    @config
+    class Config(BaseConfig):
+        dim: int = REQUIRED
+        experts: int = REQUIRED
+
+
+def test_a_router_of_another_kind_is_refused_by_name() -> None:
+    odd = tree()
+    odd.stack.layers[2].mlp.router = Alphabetic.Config()
+    with pytest.raises(UnsupportedPair, match=r"layers\[2\]\.mlp has a router of another kind \(Alphabetic\)"):
+        PruneExperts()(odd)
 
 
 def test_models_that_cannot_be_pruned() -> None:
