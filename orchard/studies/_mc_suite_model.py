@@ -33,19 +33,19 @@ class Size:
     experts: int = 8
     asked: int = 2
     rows: int = 16
-    length: int = 128
+    length: int = 64
     steps: int = 300
     rate: float = 6e-3
     balance: float = 1e-3
     """How much of the balance loss is learnt with."""
     heal: int = 5
     """Steps after the first round; twice as many after each later one."""
-    heal_rate: float = 1e-3
-    heal_balance: float = 1e-2
+    heal_rate: float = 3e-3
+    heal_balance: float = 5e-2
     rounds: int = 4
     looked: int = 8
     """Batches that criteria look at."""
-    held_out: int = 8
+    held_out: int = 4
     removal: int = 2
     """Batches that the removal of single experts is measured on."""
     chances: int = 4

@@ -22,6 +22,7 @@ from orchard.transforms.prune_experts_scores import CRITERIA, order
 
 KEEP = 0.5
 BY = "ean"
+LOTTERY, UNBALANCED = "lottery", "lottery without balance loss"
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Found:
     memory: float = 0.0
 
 
-def measured(size: Size, seed: int) -> Found:
+def measured(size: Size, seed: int, *, unbalanced: bool = False) -> Found:
+    """`unbalanced`: heal once more, without a balance loss."""
     model = models.trained(size, seed)
     looked = models.texts(size, size.looked, seed, "looked at")
     held = models.texts(size, size.held_out, seed, "held out")
@@ -57,7 +59,8 @@ def measured(size: Size, seed: int) -> Found:
     found.perplexity["high end"] = after(rounds(by=BY, drop="high"))
     found.chances = [after(rounds(by="random", seed=fold(seed, "chance", at))) for at in range(size.chances)]
     found.perplexity["random"] = sum(found.chances) / len(found.chances)
-    for name, balance in (("lottery", size.heal_balance), ("lottery without balance", 0.0)):
+    ways = {LOTTERY: size.heal_balance} | ({UNBALANCED: 0.0} if unbalanced else {})
+    for name, balance in ways.items():
         made, found.loads[name] = lottery(model, rounds(by=BY, drop="low"), size, looked, seed, balance)
         found.perplexity[name] = models.perplexity(made, held)
         found.memory = expert_bytes(made) / expert_bytes(model)

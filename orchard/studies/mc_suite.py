@@ -11,9 +11,9 @@ from nothing and are pruned by each of these ways. Every criterion is also held 
 each single expert. A criterion's place counts with the better of its two ends, but for EAN and EGE, of which the low end goes.
 
 What differs from the paper: models of half a million weights in place of 47 billion, so that the same cut costs much more;
-learning in between begins with some ten thousand tokens, doubled each round as published; it is with a balance loss of 0.01, as
-mixtures are usually trained, and once without it for comparison. What the paper leaves open about criteria is said in
-`orchard/transforms/prune_experts_scores.py`.
+learning in between begins with five thousand tokens, doubled each round as published; it is with a balance loss (0.05; the
+mixtures were trained with 0.001, so that experts differ), and for one mixture without it too. What the paper leaves open about
+criteria is said in `orchard/transforms/prune_experts_scores.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchard.core.report import Bound, Claim, Scalar, Value
 from orchard.core.seeds import fold
 from orchard.studies import _afm_ground as ground_
 from orchard.studies._mc_suite_model import Size
-from orchard.studies._mc_suite_prune import Found, measured
+from orchard.studies._mc_suite_prune import LOTTERY, UNBALANCED, Found, measured
 from orchard.studies.harness import Outcome
 from orchard.transforms.prune_experts_scores import CRITERIA
 
@@ -41,7 +41,9 @@ CLAIMS = [
 ]
 SCALES = {
     "small": Size(),
-    "full": Size(dim=128, hidden=256, steps=5000, rate=4e-3, heal=12, held_out=32, removal=8, looked=64, chances=8),
+    "full": Size(
+        dim=128, hidden=256, length=128, steps=5000, rate=4e-3, heal=12, held_out=32, removal=8, looked=64, chances=8
+    ),
 }
 NOTES = [
     "Ratios are of mean perplexities over the mixtures, with the least and the most ratio of one. Random is the mean of several "
@@ -55,7 +57,7 @@ NOTES = [
 
 def run(scale: str, seed: int) -> Outcome:
     size = SCALES[scale]
-    found = [measured(size, fold(seed, "mixture", number)) for number in range(size.models)]
+    found = [measured(size, fold(seed, "mixture", number), unbalanced=number == 0) for number in range(size.models)]
     agreements, place = places(found)
     values: dict[str, Value | Scalar] = {
         **perplexities(found),
@@ -73,7 +75,7 @@ def run(scale: str, seed: int) -> Outcome:
         "mixture, round, layer, busiest expert before and after learning": [
             [number, at, path, round(before, 3), round(after, 3)]
             for number, one in enumerate(found)
-            for at, path, before, after in one.loads["lottery"]
+            for at, path, before, after in one.loads[LOTTERY]
         ],
         "random choices": [[round(each, 3) for each in one.chances] for one in found],
     }
@@ -81,7 +83,7 @@ def run(scale: str, seed: int) -> Outcome:
 
 
 def perplexities(found: list[Found]) -> dict[str, Value | Scalar]:
-    each = {name: [one.perplexity[name] for one in found] for name in found[0].perplexity}
+    each = {name: [one.perplexity[name] for one in found if name in one.perplexity] for name in found[0].perplexity}
     values: dict[str, Value | Scalar] = {"perplexity_whole": ground_.mean([one.whole for one in found])}
     values |= {
         f"perplexity_{name.replace(' ', '_').replace('-', '_')}": ground_.mean(told) for name, told in each.items()
@@ -91,7 +93,7 @@ def perplexities(found: list[Found]) -> dict[str, Value | Scalar]:
         return ground_.ratio(each[one], each[other], f"{one} over {other}")
 
     return values | {
-        "lottery_over_iterative": over("lottery", "iterative"),
+        "lottery_over_iterative": over(LOTTERY, "iterative"),
         "iterative_over_one_shot": over("iterative", "one-shot"),
         "iterative_over_random": over("iterative", "random"),
         "low_over_high": over("iterative", "high end"),
@@ -100,8 +102,8 @@ def perplexities(found: list[Found]) -> dict[str, Value | Scalar]:
 
 def evenness(found: list[Found]) -> dict[str, Value | Scalar]:
     values: dict[str, Value | Scalar] = {}
-    for name, key in (("lottery", "calmer_layers"), ("lottery without balance", "calmer_layers_without_balance")):
-        cells = [after < before for one in found for _, _, before, after in one.loads[name]]
+    for name, key in ((LOTTERY, "calmer_layers"), (UNBALANCED, "calmer_layers_without_balance_loss")):
+        cells = [after < before for one in found for _, _, before, after in one.loads.get(name, ())]
         values[key] = Value(sum(cells) / len(cells), "", note=f"of {len(cells)} layers in rounds")
     return values
 
