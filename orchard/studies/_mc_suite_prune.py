@@ -95,7 +95,7 @@ def compared(
 ) -> None:
     """Every criterion, by one look: what is left without half of the experts, and how it agrees with single removals."""
     paths = list(mixtures(model.config.complete()))
-    seen = look(model, paths, looked, [ANSWERS, OUTLIERS, SLOPES])
+    seen = look(model, paths, looked, [ROUTES, ANSWERS, OUTLIERS, SLOPES])
     grown = removals(model, paths, models.texts(size, size.removal, seed, "removal"))
     keep = round(KEEP * size.experts)
     for name in CRITERIA:

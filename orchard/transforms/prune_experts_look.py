@@ -86,10 +86,9 @@ def look(
     if not any(bool((batch.positions >= 0).any()) for batch in cut):
         raise ConfigError("there are no texts to look at", hint="give some batches of the text the model is for")
     tree: Any = model.config
+    vocab = tree.vocab if ROUTES in wanted else 0  # of many experts and words this is the largest part
     mixtures: dict[str, Any] = {path: model.get_submodule(path) for path in paths}
-    seen = {
-        path: Seen.nothing(part.config.experts, part.config.dim, tree.vocab, device) for path, part in mixtures.items()
-    }
+    seen = {path: Seen.nothing(part.config.experts, part.config.dim, vocab, device) for path, part in mixtures.items()}
     passes = [kind for kind in (ANSWERS, OUTLIERS) if kind in wanted or (kind == ANSWERS and OUTLIERS in wanted)]
     passes = passes or ([ROUTES] if ROUTES in wanted else [])
     total = len(passes) + (2 if SLOPES in wanted else 0)
@@ -150,8 +149,9 @@ def _add_routes(seen: Seen, chosen: Tensor, ids: Tensor) -> None:
     seen.tokens += len(chosen)
     seen.used += asked.sum(0)
     seen.together += asked.T @ asked
-    for expert in range(len(seen.used)):
-        seen.words[expert, ids[asked[:, expert] > 0]] = True
+    if seen.words.shape[1]:
+        for expert in range(len(seen.used)):
+            seen.words[expert, ids[asked[:, expert] > 0]] = True
 
 
 def _add_answers(seen: Seen, mixture: Any, tokens: Tensor, chosen: Tensor, *, outliers: bool) -> None:
