@@ -74,7 +74,7 @@ def cut(model: M, units: Picks, groups: Picks) -> M:
         for name in ("gate", "up", "down"):
             if hasattr(mlp, name):
                 rows, cols = (None, kept) if name == "down" else (kept, None)
-                makers[f"{path}.{name}"] = partial(_cut_linear, f"{path}.{name}", rows=rows, cols=cols)
+                makers[f"{path}.{name}"] = partial(cut_linear, f"{path}.{name}", rows=rows, cols=cols)
     for path, kept in groups.items():
         makers |= _cut_heads(path, model.get_submodule(path), kept)
     tree: Any = model.config
@@ -89,12 +89,12 @@ def _cut_heads(path: str, mixer: Any, kept: Tensor) -> dict[str, Callable[[Any],
     own = _channels(kept, cfg.head_dim)
     queries = _channels(kept, cfg.head_dim * (cfg.heads // cfg.kv_heads))
     makers: dict[str, Callable[[Any], nn.Module]] = {
-        f"{path}.q": partial(_cut_linear, f"{path}.q", rows=queries),
-        f"{path}.o": partial(_cut_linear, f"{path}.o", cols=queries),
+        f"{path}.q": partial(cut_linear, f"{path}.q", rows=queries),
+        f"{path}.o": partial(cut_linear, f"{path}.o", cols=queries),
     }
     for name in ("k", "v"):
         if getattr(mixer, name) is not None:
-            makers[f"{path}.{name}"] = partial(_cut_linear, f"{path}.{name}", rows=own)
+            makers[f"{path}.{name}"] = partial(cut_linear, f"{path}.{name}", rows=own)
     if cfg.norm_over == "all":
         for name, channels in (("q_norm", queries), ("k_norm", own)):
             if getattr(mixer, name) is not None:
@@ -106,7 +106,8 @@ def _channels(groups: Tensor, each: int) -> Tensor:
     return (groups[:, None] * each + torch.arange(each, device=groups.device)).flatten()
 
 
-def _cut_linear(path: str, linear: nn.Module, rows: Tensor | None = None, cols: Tensor | None = None) -> nn.Module:
+def cut_linear(path: str, linear: nn.Module, rows: Tensor | None = None, cols: Tensor | None = None) -> nn.Module:
+    """The same linear map with only these outputs (rows) and inputs (cols)."""
     if type(linear) not in (Linear, LoraLinear):
         raise UnsupportedPair(f"{path} is a {type(linear).__name__}, which cannot be cut", hint="prune before that")
     cfg: Any = linear.config

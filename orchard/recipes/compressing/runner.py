@@ -6,10 +6,11 @@ import copy
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from orchard.core.batch import Batch
 from orchard.core.progress import lasting, progress
 from orchard.core.seeds import fold
 from orchard.models.language.decoder import Decoder
@@ -17,8 +18,8 @@ from orchard.recipes.compressing.forecast import Forecast, room_for
 from orchard.recipes.compressing.measure import Measured, Tasks, measured
 from orchard.recipes.compressing.plan import Plan
 from orchard.recipes.compressing.sizes import Scale
-from orchard.recipes.compressing.step import Ground, Step
-from orchard.recipes.compressing.teach import Class, Taught, teach
+from orchard.recipes.compressing.step import Ground, Rounds, Step
+from orchard.recipes.compressing.teach import Class, Taught, joined, teach
 from orchard.recipes.compressing.texts import Texts, Wanted, texts_for
 from orchard.recipes.compressing.work import RUN, Work
 from orchard.session.build import Built
@@ -127,14 +128,18 @@ class Runner:
         looked = (
             [batch.to(self.settings.device) for batch in texts.looked_at(self.settings.looked)] if step.looks else []
         )
-        with progress(step.words, total=1.0, unit="of the step") as advance:
-            transform = step.transform
-            if step.choose is not None:
-                transform = step.choose(Ground(model, looked, self._room(number), self.work.place(number), advance))
-            made = copy.deepcopy(model) if transform is None else transform.apply(model, looked, advance)
+        transform = step.transform
         taught: Taught | None = None
-        if step.lessons is not None:
-            taught = self._teach(number, step, made, texts)
+        if step.lessons is not None and step.lessons.between:
+            made, taught = self._by_rounds(number, step, model, looked, texts)
+        else:
+            with progress(step.words, total=1.0, unit="of the step") as advance:
+                if step.choose is not None:
+                    transform = step.choose(Ground(model, looked, self._room(number), self.work.place(number), advance))
+                made = copy.deepcopy(model) if transform is None else transform.apply(model, looked, advance)
+            if step.lessons is not None:
+                tokens = self.foreseen.steps[number - 1].tokens
+                taught = self._teach(step, made, texts, tokens, self.work.place(number) / RUN, number)
         if transform is not None:
             made = transform.finish(made)
         made = made.eval().requires_grad_(False)
@@ -153,13 +158,28 @@ class Runner:
             "notes": notes if len(notes) <= 20 else [*notes[:20], f"and {len(notes) - 20} more"],
         }
 
-    def _teach(self, number: int, step: Step, model: Decoder, texts: Texts) -> Taught:
+    def _by_rounds(
+        self, number: int, step: Step, model: Decoder, looked: list[Batch], texts: Texts
+    ) -> tuple[Decoder, Taught]:
+        """Each round learns in a folder of its own: one that was interrupted goes on where it was, and earlier ones are quick."""
+        transform = cast(Rounds, step.transform)
+        parts = [2**place for place in range(len(transform.counts(model.config.complete())))]
+        tokens = self.foreseen.steps[number - 1].tokens
+        taught: list[Taught] = []
+
+        def heal(made: Decoder, place: int) -> Decoder:
+            share = max(1, round(tokens * parts[place] / sum(parts)))
+            folder = self.work.place(number) / RUN / str(place + 1)
+            taught.append(self._teach(step, made, texts, share, folder, f"{number}, round {place + 1}"))
+            return made.requires_grad_(False)
+
+        return transform.in_rounds(model, looked, heal), joined(taught)
+
+    def _teach(self, step: Step, model: Decoder, texts: Texts, tokens: int, folder: Path, number: int | str) -> Taught:
         assert step.lessons is not None
         asked = self.settings
         where = Class(texts, self.tokenizer, asked.device, asked.dtype, asked.rows, self._micro(), asked.seed)
-        tokens = self.foreseen.steps[number - 1].tokens
         self.tell(f"learning from {tokens:,} tokens")
-        folder = self.work.place(number) / RUN
         return teach(model, self.original, step.lessons, tokens, where, folder, number, self.told)
 
     def _micro(self) -> int | None:

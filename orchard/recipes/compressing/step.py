@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchard.core.batch import Batch
 from orchard.transforms.base import Tell, Transform
@@ -39,6 +39,16 @@ class Lessons:
     """How much it counts that blocks give what the original's give."""
     changed: bool = False
     """Only blocks from the first one on whose keys and values others read: what comes before them is as it was."""
+    between: bool = False
+    """Learn after every round of a transform that has several (`Rounds`), twice as much as after the one before."""
+
+
+class Rounds(Protocol):
+    """A transform that takes several rounds, between which a model may learn: `heal(model, number)` after each of them."""
+
+    def counts(self, tree: Any) -> Sequence[Any]: ...
+
+    def in_rounds(self, model: Any, texts: Sequence[Batch], heal: Callable[[Any, int], Any]) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,20 @@ class Taught:
     """The same on what is held out, by kind."""
 
 
+def joined(rounds: Sequence[Taught]) -> Taught:
+    """Several trainings of one step as one."""
+    found = Taught(0, 0.0, [], {})
+    for one in rounds:
+        curve = found.curve + _later(one.curve, found.tokens)
+        held = {name: found.held.get(name, []) + _later(points, found.tokens) for name, points in one.held.items()}
+        found = Taught(found.tokens + one.tokens, found.seconds + one.seconds, curve, held)
+    return found
+
+
+def _later(points: Sequence[list[float]], tokens: int) -> list[list[float]]:
+    return [[at + tokens, value] for at, value in points]
+
+
 def steps_for(tokens: int, where: Class) -> int:
     return max(1, math.ceil(tokens / (where.rows * where.texts.length)))
 
@@ -72,7 +86,7 @@ def teach(
     tokens: int,
     where: Class,
     folder: Path,
-    number: int,
+    number: int | str,
     told: Iterable[Told] = (),
 ) -> Taught:
     """Train the model in its place, from the last checkpoint in the folder where there is one."""
