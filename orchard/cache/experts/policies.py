@@ -37,6 +37,9 @@ class Policy(ABC):
     def prefetched(self, key: Key, score: float = 0.0) -> None:
         """Somebody expects this key to be needed soon. It is resident, or becomes so by this."""
 
+    def released(self, key: Key) -> None:  # noqa: B027
+        """The layer that used this key has ended: until now it was in use."""
+
     @abstractmethod
     def removed(self, key: Key) -> None:
         """The key is no longer resident."""
@@ -80,11 +83,14 @@ class FIFO(_Queue):
 
 
 class LRU(_Queue):
-    """The least recently used goes. A prefetch of what is already there does not count as use."""
+    """The least recently used goes; a key is in use until its layer has ended. A prefetch does not count as use."""
 
     name = "lru"
 
     def used(self, key: Key, score: float = 0.0) -> None:
+        self._last(key)
+
+    def released(self, key: Key) -> None:
         self._last(key)
 
     def prefetched(self, key: Key, score: float = 0.0) -> None:
@@ -120,7 +126,13 @@ class LFU(Policy):
         self._resident.pop(key, None)
 
     def order(self) -> Iterable[Key]:
-        return sorted(self._resident, key=lambda key: self._count.get(key, 0))
+        return sorted(self._resident, key=self._uses)
+
+    def victim(self, free: Free) -> Key | None:
+        return min((key for key in self._resident if free(key)), key=self._uses, default=None)
+
+    def _uses(self, key: Key) -> int:
+        return self._count.get(key, 0)
 
 
 class GateScore(Policy):
@@ -145,11 +157,14 @@ class GateScore(Policy):
         self._scores.pop(key, None)
 
     def order(self) -> Iterable[Key]:
-        def now(key: Key) -> float:
-            score, seen = self._scores[key]
-            return score * self._decay ** (self._pass - seen)
+        return sorted(self._scores, key=self._now)
 
-        return sorted(self._scores, key=now)
+    def victim(self, free: Free) -> Key | None:
+        return min((key for key in self._scores if free(key)), key=self._now, default=None)
+
+    def _now(self, key: Key) -> float:
+        score, seen = self._scores[key]
+        return score * self._decay ** min(self._pass - seen, 64)
 
 
 class LeastStale(Policy):

@@ -36,21 +36,22 @@ class Table:
         self.counters = Counters()
         self.slot: dict[Key, int] = {}
         self._vacant = list(range(slots))[::-1]
-        self._running: frozenset[Key] = frozenset()
+        self._running: dict[Key, None] = {}
         self._pins: Counter[Key] = Counter()
         self._fetched: set[Key] = set()
         self._unused: set[Key] = set()
 
     def begin_pass(self) -> None:
         self.counters.passes += 1
-        self._running = frozenset()
+        self.rest()
         self._fetched.clear()
         self.policy.begin_pass()
 
     def need(self, layer: int, units: Iterable[int], scores: Mapping[int, float] = NO_SCORES) -> list[Key]:
         """A layer runs with these units: they are held until the next layer runs. Returns the keys that are missing."""
         keys = [(layer, unit) for unit in dict.fromkeys(units)]
-        self._running = frozenset(keys)
+        self.rest()
+        self._running = dict.fromkeys(keys)
         missing = []
         for key in keys:
             if key in self.slot:
@@ -65,7 +66,10 @@ class Table:
 
     def rest(self) -> None:
         """No layer runs: nothing is held but what is pinned."""
-        self._running = frozenset()
+        for key in self._running:
+            if key in self.slot:
+                self.policy.released(key)
+        self._running = {}
 
     def admit(self, key: Key, score: float = 0.0, *, ahead: bool = False) -> Admitted | None:
         """A slot for a key that is not resident, because it is needed or (`ahead`) because it may be. None: no slot is free."""
