@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchard.cache.experts import OtherModel, Records, RecordsUnreadable, Source, room, write_records
-from orchard.cache.experts.layout import DTYPES, PAGE
+from orchard.cache.experts.layout import KINDS, PAGE
 from orchard.core.errors import BadFile, UsageError
 
 
@@ -49,7 +49,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(1, 9), max_size=3)), min_size=1, max_size=5
+        st.tuples(st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 9), max_size=3)), min_size=1, max_size=5
     ),
     st.integers(1, 4),
 )
@@ -58,7 +58,7 @@ def test_any_arrays(tmp_path_factory: pytest.TempPathFactory, arrays: list[tuple
 
     def one(number: int) -> dict[str, torch.Tensor]:
         return {
-            str(i): torch.full(tuple(shape), number * 10 + i, dtype=DTYPES[kind])
+            str(i): torch.full(tuple(shape), number * 10 + i, dtype=getattr(torch, KINDS[kind][0]))
             for i, (kind, shape) in enumerate(arrays)
         }
 

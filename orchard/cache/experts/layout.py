@@ -18,29 +18,31 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from orchard.core.errors import BadFile
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MAGIC = b"ORCHREC1"
 PAGE = 4096
 ALIGNMENT = 64
 LONGEST_HEADER = 64 << 20
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
+KINDS = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""Kinds of numbers: torch's name, and bytes. Torch itself is imported only when somebody looks at an array."""
+NAMES = {name: kind for kind, (name, _) in KINDS.items()}
 _DAMAGED = "the file is damaged: write it again"
 _FRONT = struct.Struct("<8sII")
 
@@ -51,13 +53,21 @@ Facts = Mapping[str, str | int | float | bool]
 class Array:
     """One named array of a record: where it begins and what it is."""
 
-    dtype: torch.dtype
+    kind: str
+    """One of KINDS."""
     shape: tuple[int, ...]
     at: int
 
     @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, KINDS[self.kind][0])
+        return dtype
+
+    @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        return prod(self.shape) * KINDS[self.kind][1]
 
     def view(self, record: Tensor) -> Tensor:
         """This array inside the bytes of a record [..., bytes], without a copy."""
@@ -98,11 +108,10 @@ def arrays_of(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     at = 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
-            raise BadFile(
-                f"{name}: a record cannot hold {tensor.dtype}", hint="use one of " + ", ".join(NAMES.values())
-            )
-        found[name] = Array(tensor.dtype, tuple(tensor.shape), at)
+        kind = NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        if kind is None:
+            raise BadFile(f"{name}: a record cannot hold {tensor.dtype}", hint="use one of " + ", ".join(NAMES))
+        found[name] = Array(kind, tuple(tensor.shape), at)
         at = _up(at + found[name].nbytes, ALIGNMENT)
     return found
 
@@ -117,7 +126,7 @@ def encode(facts: Facts, layers: Sequence[Layer]) -> tuple[bytes, list[Layer]]:
                 "name": layer.name,
                 "units": layer.units,
                 "arrays": {
-                    name: {"dtype": NAMES[array.dtype], "shape": list(array.shape), "at": array.at}
+                    name: {"dtype": array.kind, "shape": list(array.shape), "at": array.at}
                     for name, array in layer.arrays.items()
                 },
             }
@@ -177,9 +186,10 @@ def _layer(entry: dict[str, Any], name: str) -> Layer:
     after = 0
     for key, value in entry["arrays"].items():
         shape, at = value["shape"], value["at"]
-        if not all(type(size) is int and 0 <= size < 1 << 40 for size in (*shape, at)) or len(shape) > 8:
+        sizes = all(type(size) is int and 0 <= size < 1 << 40 for size in (*shape, at)) and len(shape) <= 8
+        if not sizes or value["dtype"] not in KINDS:
             raise BadFile(f"{name}: the array {key!r} has an impossible shape or place", hint=_DAMAGED)
-        arrays[key] = Array(DTYPES[value["dtype"]], tuple(shape), at)
+        arrays[key] = Array(value["dtype"], tuple(shape), at)
     for array in sorted(arrays.values(), key=lambda array: array.at):
         if array.at < after or array.at % ALIGNMENT:
             raise BadFile(f"{name}: arrays of {entry['name']!r} overlap or lie askew", hint=_DAMAGED)

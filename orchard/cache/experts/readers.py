@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
 
 from orchard.cache.experts.policies import Key
 from orchard.cache.experts.records import Records
@@ -31,7 +31,7 @@ class Readers:
     """All methods but `finish` and `close` want the lock `changed` held; it guards the table as well."""
 
     def __init__(
-        self, records: Records, memory: Tensor, table: Table, changed: threading.Condition, threads: int
+        self, records: Records, memory: np.ndarray, table: Table, changed: threading.Condition, threads: int
     ) -> None:
         self._records = records
         self._memory = memory

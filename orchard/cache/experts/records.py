@@ -14,18 +14,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from orchard.cache.experts.errors import OtherModel, RecordsUnreadable
 from orchard.cache.experts.layout import PAGE, Facts, Layer, arrays_of, decode, encode, front
 from orchard.core.errors import BadFile, UsageError
 from orchard.core.files import atomic_write
 
-Unit = Callable[[int], Mapping[str, Tensor | np.ndarray]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Unit = Callable[[int], Mapping[str, Tensor | np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def write_records(path: Path | str, layers: Sequence[Source], facts: Facts | Non
     with atomic_write(Path(path)) as file:
         file.write(start)
         for source, layer in zip(layers, placed, strict=True):
-            record = torch.zeros(layer.stride, dtype=torch.uint8)
+            record = room(layer.stride)
             views = layer.views(record)
             for number in range(source.units):
                 _fill(views, _tensors(source.unit(number)), f"{source.name} {number}")
@@ -54,6 +55,8 @@ def write_records(path: Path | str, layers: Sequence[Source], facts: Facts | Non
 
 
 def _tensors(arrays: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
+    import torch
+
     return {name: torch.as_tensor(array).detach() for name, array in arrays.items()}
 
 
@@ -111,7 +114,7 @@ class Records:
         plan = self.layers[layer]
         if not 0 <= unit < plan.units:
             raise UsageError(f"{plan.name} has units 0 to {plan.units - 1}, not {unit}", hint="ask for one of them")
-        array = out.numpy() if isinstance(out, Tensor) else out
+        array = out if isinstance(out, np.ndarray | memoryview) else out.numpy()
         view = (array.data if isinstance(array, np.ndarray) else array).cast("B")
         if len(view) < plan.stride:
             raise UsageError(f"a record of {plan.name} takes {plan.stride:,} bytes", hint="make room with `room()`")
@@ -202,12 +205,17 @@ class Records:
         return self._descriptor
 
 
-def room(size: int, count: int | None = None) -> Tensor:
-    """Fresh memory for a record of so many bytes, or for `count` of them, that begins at a multiple of 4 KiB and is taken
-    from the system only where it is touched."""
-    total = size * (1 if count is None else count)
-    pages = torch.frombuffer(mmap.mmap(-1, max(total, PAGE)), dtype=torch.uint8)[:total]
-    return pages if count is None else pages.view(count, size)
+def pages(size: int, count: int = 1) -> np.ndarray:
+    """Fresh memory [count, size] that begins at a multiple of 4 KiB and is taken from the system only where it is touched."""
+    memory = np.frombuffer(mmap.mmap(-1, max(size * count, PAGE)), np.uint8)
+    return memory[: size * count].reshape(count, size)
+
+
+def room(size: int) -> Tensor:
+    """Memory for one record of so many bytes."""
+    import torch
+
+    return torch.from_numpy(pages(size)[0])
 
 
 def _open(path: Path, direct: bool) -> tuple[int, dict[str, Any], list[Layer]]:

@@ -11,15 +11,18 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-
-from torch import Tensor
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from orchard.cache.experts.counters import Counters
 from orchard.cache.experts.errors import BudgetTooSmall
 from orchard.cache.experts.policies import Key, LeastStale, Policy
 from orchard.cache.experts.readers import Readers
-from orchard.cache.experts.records import Records, room
+from orchard.cache.experts.records import Records, pages
 from orchard.cache.experts.table import NO_SCORES, Admitted, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Resident:
@@ -45,10 +48,11 @@ class Resident:
             raise BudgetTooSmall(
                 budget=budget_bytes, needed=needed, what=f"the {working_set} units a layer needs at once"
             )
-        self.memory = room(self.slot_bytes, count)
+        self.pages = pages(self.slot_bytes, count)
+        """All slots [slots, bytes]."""
         self.table = Table(count, policy or LeastStale())
         self._changed = threading.Condition()
-        self._readers = Readers(records, self.memory, self.table, self._changed, threads)
+        self._readers = Readers(records, self.pages, self.table, self._changed, threads)
         self.table.busy = self._readers.reading
 
     # What the caller asks for -------------------------------------------------------------------------------------
@@ -132,6 +136,13 @@ class Resident:
     @property
     def counters(self) -> Counters:
         return self.table.counters
+
+    @cached_property
+    def memory(self) -> Tensor:
+        """The same bytes for torch."""
+        import torch
+
+        return torch.from_numpy(self.pages)
 
     def resident(self, layer: int) -> list[int]:
         """Units of a layer that are there or on their way."""

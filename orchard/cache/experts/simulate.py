@@ -80,7 +80,9 @@ class Replay:
 
     def run(self, policy: str, capacity: int) -> Outcome:
         if capacity < self.working_set:
-            raise BudgetTooSmall(budget=capacity, needed=self.working_set, what="the units of one layer (counted in units)")
+            raise BudgetTooSmall(
+                budget=capacity, needed=self.working_set, what="the units of one layer (counted in units)"
+            )
         chosen = self._oracle() if policy == ORACLE else policy_named(policy)
         table, link = Table(capacity, chosen), Link(self.hardware.transfer)
         now = first = 0.0
@@ -98,7 +100,9 @@ class Replay:
             if event.needs is not None:
                 now += self.hardware.compute
         passes = table.counters.passes
-        return Outcome(policy, self.prefetcher.name, capacity, table.counters, now, first if passes > self.prompt else now)
+        return Outcome(
+            policy, self.prefetcher.name, capacity, table.counters, now, first if passes > self.prompt else now
+        )
 
     def sweep(self, policies: Sequence[str], capacities: Sequence[int]) -> list[Outcome]:
         return [self.run(policy, capacity) for policy in policies for capacity in capacities]

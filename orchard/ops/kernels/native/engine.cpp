@@ -68,7 +68,7 @@ void Engine::reserve(int rows) {
         }
         if (step.kind == StepKind::Experts) {
             size_t pairs = (size_t)rows * step.chosen;
-            size_t floats = 2 * pairs + (size_t)rows * step.outputs[1].weight.cols +
+            size_t floats = 2 * pairs + (size_t)rows * (step.outputs[1].weight.cols + step.experts) +
                             pairs * (step.outputs[1].weight.rows + step.outputs[1].weight.cols);
             if (floats * 4 > expert) expert = floats * 4;
         }
@@ -137,7 +137,8 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
             int threads = crowd_.threads(pool_.size());
             double started = seconds_now();
             pool_.run(work, this, threads);
-            crowd_.saw(threads, pool_.sleeps(), (seconds_now() - started) / count);
+            if (first == 0 && last == (int)plan_.steps.size())  // times of parts say nothing about each other
+                crowd_.saw(threads, pool_.sleeps(), (seconds_now() - started) / count);
             seconds.calls += timed, seconds.alone += timed && threads < pool_.size();
         } else {
             pool_.run(work, this, pool_.size());
@@ -172,8 +173,27 @@ void Walk::warm(const Step& step) const {
     }
 }
 
+void Engine::part(int step, Part part, const int32_t* slots) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    first_ = step, part_ = part, slots_ = slots;
+    pool_.run(part_work, this, rows_.count <= SMALL ? crowd_.threads(pool_.size()) : pool_.size());
+}
+
+void Engine::part_work(void* engine, int thread, int threads) { Walk(*static_cast<Engine*>(engine), thread, threads).part(); }
+
+void Walk::part() {
+    const Step& step = engine.plan_.steps[engine.first_];
+    switch (engine.part_) {
+        case Engine::Part::Route: route(step); break;
+        case Engine::Part::Compute: compute(step, engine.slots_); break;
+        case Engine::Part::Combine: combine(step); break;
+    }
+}
+
 void Walk::all() {
     if (engine.first_ == 0) tables();
+    for (int number = 0; number < engine.first_; number++)
+        if (engine.plan_.steps[number].kind == StepKind::Narrow) prompt = false;  // in an earlier call
     for (int number = engine.first_; number < engine.last_; number++) {
         const Step& step = engine.plan_.steps[number];
         if (step.kind == StepKind::Narrow) prompt = false;  // what is left gives scores, and is kept nowhere
