@@ -51,6 +51,9 @@ class Readers:
         job = self._jobs.get(key)
         return job is not None and job.begun
 
+    def pending(self, key: Key) -> bool:
+        return key in self._jobs
+
     def waiting(self) -> bool:
         return any(job.begun for job in self._jobs.values())
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,16 @@ from orchard.cache.experts.table import NO_SCORES, Admitted, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Units on their way into slots."""
+
+    slots: list[int]
+    """Of all units that were asked for, in their order."""
+    waits: list[Key]
+    """Those that are not there yet."""
 
 
 class Resident:
@@ -65,6 +76,12 @@ class Resident:
 
     def ensure(self, layer: int, units: Iterable[int], scores: Mapping[int, float] = NO_SCORES) -> list[int]:
         """The slots of these units, in their order, read where they were missing. They are held until the next call."""
+        loading = self.start(layer, units, scores)
+        self.finish(loading)
+        return loading.slots
+
+    def start(self, layer: int, units: Iterable[int], scores: Mapping[int, float] = NO_SCORES) -> Loading:
+        """Like `ensure`, but does not wait: what is in memory can be computed while the rest is read (`finish`)."""
         keys = [(layer, unit) for unit in units]
         wanted = len(set(keys))
         if wanted > self.slots:
@@ -73,20 +90,23 @@ class Resident:
             )
         with self._changed:
             missing = self.table.need(layer, (unit for _, unit in keys), scores)
-            late = sum(self._readers.hurry(key) for key in dict.fromkeys(keys))
-            self.table.counters.late += late
+            late = [key for key in dict.fromkeys(keys) if self._readers.hurry(key)]
+            self.table.counters.late += len(late)
             for key in missing:
                 self._readers.enqueue(self._admit(key, scores.get(key[1], 0.0)))
-            slots = [self.table.slot[key] for key in keys]
-        if missing or late:
-            start = time.perf_counter()
-            try:
-                self._readers.finish(keys)
-            except BaseException:
-                self.rest()
-                raise
-            self.counters.waited += time.perf_counter() - start
-        return slots
+            return Loading([self.table.slot[key] for key in keys], [*late, *missing])
+
+    def finish(self, loading: Loading) -> None:
+        """Wait for what `start` began. Raises what went wrong; then nothing is held."""
+        if not loading.waits:
+            return
+        start = time.perf_counter()
+        try:
+            self._readers.finish(loading.waits)
+        except BaseException:
+            self.rest()
+            raise
+        self.counters.waited += time.perf_counter() - start
 
     def prefetch(self, layer: int, units: Sequence[int], scores: Mapping[int, float] = NO_SCORES) -> None:
         """Begin to read units that may be needed soon. Returns at once."""
@@ -129,6 +149,11 @@ class Resident:
         return self.table.slots
 
     @property
+    def free(self) -> int:
+        """Slots that are not pinned: as many units as can be asked for at once."""
+        return self.slots - self.table.pinned
+
+    @property
     def nbytes(self) -> int:
         """Memory of all slots."""
         return self.slots * self.slot_bytes
@@ -148,6 +173,11 @@ class Resident:
         """Units of a layer that are there or on their way."""
         with self._changed:
             return self.table.resident(layer)
+
+    def ready(self, layer: int) -> list[int]:
+        """Units of a layer that have been read."""
+        with self._changed:
+            return [unit for unit in self.table.resident(layer) if not self._readers.pending((layer, unit))]
 
     def arrays(self, layer: int, slot: int) -> dict[str, Tensor]:
         """The named arrays in a slot that holds a unit of this layer. Views: valid as long as the slot is held."""

@@ -114,6 +114,15 @@ class Table:
         self._pins.subtract(keys)
         self._pins = +self._pins
 
+    @property
+    def pinned(self) -> int:
+        return len(self._pins)
+
+    @property
+    def running(self) -> int:
+        """Keys that the running layer holds."""
+        return len(self._running)
+
     def pinned_with(self, keys: Iterable[Key]) -> int:
         """How many keys would be pinned if these were, too."""
         return len(self._pins.keys() | set(keys))

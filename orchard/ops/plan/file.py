@@ -44,9 +44,7 @@ def to_json(plan: steps.Plan) -> dict[str, Any]:
     }
 
 
-def from_json(
-    data: Any, tensors: Mapping[str, np.ndarray], elsewhere: Mapping[str, int] | None = None
-) -> steps.Plan:
+def from_json(data: Any, tensors: Mapping[str, np.ndarray], elsewhere: Mapping[str, int] | None = None) -> steps.Plan:
     """The plan that `to_json` wrote, checked against its tensors; `BadFile` for anything else. `elsewhere`: experts' matrices
     that are in a file of their own, and their bytes."""
     if not isinstance(data, dict):
