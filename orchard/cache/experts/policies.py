@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from math import inf
 
 from orchard.core.errors import UsageError
 
@@ -209,35 +211,45 @@ class Belady(Policy):
     ) -> None:
         self._uses = uses
         self._prefetches = prefetches or {}
-        self._resident: dict[Key, None] = {}
+        self._regrets: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []  # the furthest first; entries that no longer hold are skipped
         self._now = -1
 
     def at(self, moment: int) -> None:
         self._now = moment
 
     def used(self, key: Key, score: float = 0.0) -> None:
-        self._resident.setdefault(key)
+        """What is regretted changes only when a key is touched, so it is looked up once a touch."""
+        use = self._next(self._uses, key)
+        regret = inf if self._next(self._prefetches, key) < use else use
+        if self._regrets.get(key) != regret:
+            self._regrets[key] = regret
+            heappush(self._heap, (-regret, key))
 
     prefetched = used
 
     def removed(self, key: Key) -> None:
-        self._resident.pop(key, None)
+        self._regrets.pop(key, None)
 
     def order(self) -> Iterable[Key]:
-        return sorted(self._resident, key=self._regret, reverse=True)
+        return sorted(self._regrets, key=lambda key: -self._regrets[key])
 
     def victim(self, free: Free) -> Key | None:
-        return max((key for key in self._resident if free(key)), key=self._regret, default=None)
-
-    def _regret(self, key: Key) -> float:
-        """The moment at which giving up this key is regretted."""
-        use = self._next(self._uses, key)
-        return float("inf") if self._next(self._prefetches, key) < use else use
+        held = []
+        found = None
+        while self._heap and found is None:
+            entry = heappop(self._heap)
+            if self._regrets.get(entry[1]) == -entry[0]:
+                held.append(entry)
+                found = entry[1] if free(entry[1]) else None
+        for entry in held:
+            heappush(self._heap, entry)
+        return found
 
     def _next(self, moments: Mapping[Key, Sequence[int]], key: Key) -> float:
         known = moments.get(key, ())
         place = bisect_right(known, self._now)
-        return known[place] if place < len(known) else float("inf")
+        return known[place] if place < len(known) else inf
 
 
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (LeastStale, LRU, LRUTouch, LFU, FIFO, GateScore)}
