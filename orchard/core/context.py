@@ -64,6 +64,8 @@ class Context:
     wanted: int | None = None
     """Only the last so many tokens of each sequence are of interest to the caller: all others may be left out of what comes after
     the last layer that keeps something (None: all are)."""
+    labels: Tensor | None = None
+    """[B]: the group each row belongs to (-1: not known), or [B, groups]: its share of each; for layers that are taught them."""
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
     collected: dict[str, list[Tensor]] = field(default_factory=dict)

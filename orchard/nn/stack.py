@@ -41,6 +41,7 @@ class Block(Configurable, nn.Module):
                     norm.dim = self.dim
             self.mixer.dim = self.mlp.dim = self.dim  # type: ignore[attr-defined]
             self.mixer.layer = self.layer  # type: ignore[attr-defined]
+            _check_router(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -131,6 +132,16 @@ def _own_store(block: Block.Config) -> bool:
 def _norm(cfg: RMSNorm.Config | None) -> nn.Module:
     module: nn.Module = nn.Identity() if cfg is None else cfg.build()
     return module
+
+
+def _check_router(block: Block.Config) -> None:
+    """A router that reads whole rows fits no layer that keeps keys and values, one token after another."""
+    router: Any = getattr(getattr(block.mlp, "router", None), "builds", None)
+    if getattr(router, "whole_rows", False) and getattr(block.mixer, "store", None) is not None:
+        raise UnsupportedPair(
+            f"layer {block.layer}: the router {router.__name__} looks at tokens that are not written yet",
+            hint="use TopK in models that generate text, or attention in both directions",
+        )
 
 
 def _check_owners(layers: list[Block.Config]) -> None:

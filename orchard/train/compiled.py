@@ -84,9 +84,15 @@ def _alone(kind: type) -> Callable[..., Result]:
     plain: Any = kind.forward  # type: ignore[attr-defined]
 
     def block(
-        self: Any, x: Tensor, positions: Tensor, documents: Tensor | None, causal: bool, lent: KVView | None
+        self: Any,
+        x: Tensor,
+        positions: Tensor,
+        documents: Tensor | None,
+        causal: bool,
+        labels: Tensor | None,
+        lent: KVView | None,
     ) -> Result:
-        context = _Apart(positions=positions, documents=documents, causal=causal)
+        context = _Apart(positions=positions, documents=documents, causal=causal, labels=labels)
         if lent is not None:
             context.views[_owner(self)] = lent  # type: ignore[index]
         y = plain(self, x, context)
@@ -107,7 +113,8 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
     try:
         owner = _owner(self)
         lent = None if owner is None else context.views[owner]
-        y, view, collected = slot.call(self, x, context.positions, context.documents, context.causal, lent)
+        step = (context.positions, context.documents, context.causal, context.labels)
+        y, view, collected = slot.call(self, x, *step, lent)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.nn.linear import GroupedLinear
 from orchard.nn.mlp import ACTIVATIONS, GatedMLP
-from orchard.nn.moe import MoE, TopK
+from orchard.nn.moe import Experts, MoE, Own, Routing, SharedMLP, TopK
 from tests.matrix import axes
 
 DIM, HIDDEN, EXPERTS = 8, 16, 4
@@ -113,12 +115,86 @@ def test_balance_is_the_number_of_experts_over_k_when_all_choose_alike() -> None
 
 
 def test_padding_does_not_count_and_the_router_learns_from_the_balance() -> None:
-    module, x = mixture(2), torch.randn(1, 6, DIM)
+    module, x = mixture(2), torch.randn(1, 1, DIM) + 0.01 * torch.randn(1, 6, DIM)  # alike, so that loads are not even
     valid = torch.tensor([[True, True, True, True, False, False]])
     value = balance_of(module, x, valid)
     assert float(value.detach()) == pytest.approx(balance(module, x[:, :4]), abs=1e-6)
     value.backward()
     assert module.router.gate.weight.grad.abs().sum() > 0
+
+
+class Elsewhere(Experts):
+    """Experts that remember what they were asked for, and leave the first expert out."""
+
+    def __init__(self, inner: Experts) -> None:
+        self.inner, self.asked = inner, list[torch.Tensor]()
+
+    def choose(self, routing: Routing, context: Context) -> Routing:
+        return replace(routing, weights=routing.weights.masked_fill(routing.experts == 0, 0.0))
+
+    def run(self, tokens: torch.Tensor, counts: torch.Tensor, context: Context) -> torch.Tensor:
+        self.asked.append(counts)
+        return self.inner.run(tokens, counts, context)
+
+
+@torch.no_grad()
+def test_experts_may_live_elsewhere_and_come_back() -> None:
+    module, x = mixture(2), torch.randn(2, 5, DIM)
+    context = Context.whole(x[..., 0])
+    whole = module(x, context)
+    module.experts = elsewhere = Elsewhere(module.experts)
+    without = module(x, context)
+    assert [int(counts.sum()) for counts in elsewhere.asked] == [20]
+    met = (module.router(x).experts == 0).any(-1).view(2, 5)
+    assert 0 < int(met.sum()) < 10
+    assert torch.equal(without[~met], whole[~met]) and not torch.isclose(without[met], whole[met]).all(-1).any()
+    assert copy.deepcopy(module).experts.asked, "a copy is as its original was"
+    module.experts = None
+    assert torch.equal(module(x, context), whole)
+
+
+@pytest.mark.parametrize("kind", [GatedMLP, SharedMLP])
+@torch.no_grad()
+def test_what_is_shared_meets_every_token(kind: type[GatedMLP]) -> None:
+    module, plain, x = mixture(2, shared=kind.Config(hidden_dim=12)), mixture(2), torch.randn(2, 5, DIM)
+    context = Context.whole(x[..., 0])
+    for key in ("gate", "up", "down"):
+        getattr(plain, key).assign(getattr(module, key).dense())
+        part = getattr(module.shared, key)
+        part.assign(torch.randn(part.shape))
+    plain.router.gate.assign(module.router.gate.dense())
+    gate, up, down = (getattr(module.shared, key).dense() for key in ("gate", "up", "down"))
+    beside = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    if kind is SharedMLP:
+        module.shared.weigh.assign(torch.randn(1, DIM))
+        beside = beside / (1 + (-(x @ module.shared.weigh.dense().T)).exp())
+    torch.testing.assert_close(module(x, context), plain(x, context) + beside, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "packed", "hooked"])
+def test_all_experts_at_once_are_the_loop(name: str) -> None:
+    part = GroupedLinear.Config(format=axes.formats()["Int8.groups"]) if name == "packed" else GroupedLinear.Config()
+    module, x = mixture(2, gate=part, up=part, down=part), torch.randn(1, 30, DIM)
+    calls = []
+    if name == "hooked":
+        module.up.register_forward_hook(lambda _, args, out: calls.append(args[1]))
+    own, pairs = module.experts, module.router(x).pairs()
+    assert isinstance(own, Own)
+    tokens = x.flatten(0, 1)[pairs.source]
+    got, want = own.run(tokens, pairs.counts, Context.whole(x[..., 0])), own.loop(tokens, pairs.counts)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert calls == ([0, 1, 2, 3] * 2 if name == "hooked" else [])  # who looks on sees every expert
+
+
+@torch.no_grad()
+def test_a_token_becomes_the_same_alone_and_in_a_batch() -> None:
+    module, x = mixture(2), torch.randn(3, 7, DIM)
+    whole = module(x, Context.whole(x[..., 0]))
+    for row, token in ((0, 0), (1, 4), (2, 6)):
+        one = x[row : row + 1, token : token + 1]
+        torch.testing.assert_close(
+            module(one, Context.whole(one[..., 0]))[0, 0], whole[row, token], atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("k", [0, 5, -1])

@@ -1,21 +1,34 @@
-"""Token-choice routing: each token takes its k best experts.
+"""What a router is, and token-choice routing: each token takes its k best experts.
 
 Shapes: N tokens, E experts, K chosen.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
+from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.nn.formats.base import NativeWeight
 from orchard.nn.linear import Linear
 from orchard.nn.lowering import floats, native_of
+from orchard.nn.moe.dispatch import Pairs, sort_by_expert
+
+
+class Routed(Protocol):
+    """What a router decided: scores [N, E], and which token meets which expert."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    def pairs(self) -> Pairs: ...
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,10 @@ class Routing:
     experts: Tensor
     weights: Tensor
     logits: Tensor
+
+    def pairs(self) -> Pairs:
+        """Tokens and experts, sorted by expert."""
+        return sort_by_expert(self.experts, self.weights, self.logits.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,18 @@ class NativeRouter:
     renormalize: bool
 
 
-class TopK(Configurable, nn.Module):
+class Router(nn.Module, ABC):
+    """What a mixture asks of a router."""
+
+    whole_rows: ClassVar[bool] = False
+    """Whether a token's routing depends on tokens after it, so that text cannot be written with it token by token."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: Context | None = None) -> Routed:
+        """The routing of tokens [..., dim], in the order in which they lie."""
+
+
+class TopK(Configurable, Router):
     """Softmax over all experts, then the k largest; `renormalize` makes the chosen weights sum to one."""
 
     @config
@@ -58,8 +86,8 @@ class TopK(Configurable, nn.Module):
         self.config = cfg
         self.gate: Linear = cfg.gate.build()
 
-    def forward(self, x: Tensor) -> Routing:
-        logits = self.gate(x)
+    def forward(self, x: Tensor, context: Context | None = None) -> Routing:
+        logits = self.gate(x.flatten(0, -2))
         weights, experts = torch.topk(logits.float().softmax(-1), self.config.k, dim=-1)
         if self.config.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
