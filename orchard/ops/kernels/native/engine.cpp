@@ -134,11 +134,10 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
             rows_ = {count, sequences, positions};
         }
         if (count <= SMALL) {
-            int threads = crowd_.threads(pool_.size());
-            double started = seconds_now();
-            pool_.run(work, this, threads);
-            if (first == 0 && last == (int)plan_.steps.size())  // times of parts say nothing about each other
-                crowd_.saw(threads, pool_.sleeps(), (seconds_now() - started) / count);
+            if (first == 0) pass_ = {crowd_.threads(pool_.size()), 0, 0};
+            const int threads = pass_.threads;
+            in_pass(work);
+            if (last == (int)plan_.steps.size()) crowd_.saw(threads, pass_.sleeps, pass_.seconds / count);
             seconds.calls += timed, seconds.alone += timed && threads < pool_.size();
         } else {
             pool_.run(work, this, pool_.size());
@@ -176,7 +175,20 @@ void Walk::warm(const Step& step) const {
 void Engine::part(int step, Part part, const int32_t* slots) {
     std::lock_guard<std::mutex> hold(mutex_);
     first_ = step, part_ = part, slots_ = slots;
-    pool_.run(part_work, this, rows_.count <= SMALL ? crowd_.threads(pool_.size()) : pool_.size());
+    if (rows_.count > SMALL)
+        pool_.run(part_work, this, pool_.size());
+    else if (part == Part::Compute)
+        in_pass(part_work);
+    else
+        pool_.run(part_work, this, 1);  // too little to wake anybody for
+}
+
+// A piece of a call of few rows: all of them together are a call's time.
+void Engine::in_pass(Pool::Work work) {
+    const double started = seconds_now();
+    pool_.run(work, this, pass_.threads);
+    pass_.seconds += seconds_now() - started;
+    pass_.sleeps += pool_.sleeps();
 }
 
 void Engine::part_work(void* engine, int thread, int threads) { Walk(*static_cast<Engine*>(engine), thread, threads).part(); }

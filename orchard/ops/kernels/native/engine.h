@@ -226,6 +226,7 @@ class Engine {
     size_t thread_parts(const Step& step, const Cache& cache) const;
     static void work(void* engine, int thread, int threads);
     static void part_work(void* engine, int thread, int threads);
+    void in_pass(Pool::Work work);
 
     Plan plan_;
     Pool pool_;
@@ -240,6 +241,11 @@ class Engine {
     int reserved_ = 0;
     std::mutex mutex_;
     Crowd crowd_;
+    struct Pass {  // a call of few rows, which may come in several pieces
+        int threads = 1, sleeps = 0;
+        double seconds = 0;
+    };
+    Pass pass_;
 
     // State of the call that runs.
     Rows rows_;
