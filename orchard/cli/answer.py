@@ -18,6 +18,7 @@ def respond_to(
     *,
     model: str = "smollm2",
     draft: str | None = None,
+    experts_budget: str | None = None,
     system: str | None = None,
     max_tokens: int = 256,
     temperature: float = 0.0,
@@ -43,16 +44,31 @@ def respond_to(
         stop=stop,
         seed=seed,
     )
-    answer_once(text, name=model, draft=draft, system=system, settings=settings, as_json=as_json)
+    answer_once(
+        text,
+        name=model,
+        draft=draft,
+        experts_budget=experts_budget,
+        system=system,
+        settings=settings,
+        as_json=as_json,
+    )
 
 
 def answer_once(
-    prompt: str, *, name: str, draft: str | None, system: str | None, settings: dict[str, Any], as_json: bool
+    prompt: str,
+    *,
+    name: str,
+    draft: str | None,
+    system: str | None,
+    settings: dict[str, Any],
+    as_json: bool,
+    experts_budget: str | None = None,
 ) -> None:
     """Load, answer, print. `chat` comes here too when its input is not a terminal."""
     # A text alone also suits a model without a chat template, which continues it.
     messages = common.messages_for(prompt, system) if system else prompt
-    model = common.load_model(name, draft)
+    model = common.load_model(name, draft, experts_budget)
     try:
         if as_json:
             answer = model.generate(messages, **settings)

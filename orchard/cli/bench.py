@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orchard.cli.bench_experts import experts
 from orchard.cli.bench_serve import serve
 from orchard.cli.common import console, note, print_json
 from orchard.cli.options import JsonOption, ModelOption
@@ -16,9 +17,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.callback(invoke_without_command=True)
 def bench(context: typer.Context) -> None:
-    """Measure the engine beside its peers, or a server under load."""
+    """Measure the engine beside its peers, a server under load, or a cache of experts."""
     if context.invoked_subcommand is None:
-        raise UsageError("which benchmark?", hint="`orchard bench engine` or `orchard bench serve`")
+        raise UsageError("which benchmark?", hint="`orchard bench engine`, `serve` or `experts TRACE`")
 
 
 @app.command("engine")
@@ -68,3 +69,4 @@ def engine(
 
 
 app.command("serve")(serve)
+app.command("experts")(experts)

@@ -124,10 +124,14 @@ def sampling(
     return choice | rest
 
 
-def load_model(name: str, draft: str | None = None) -> Model:
+def load_model(name: str, draft: str | None = None, experts_budget: str | None = None) -> Model:
     """Load a model, and one that guesses for it. A name that is not there is refused before anything heavy is imported."""
     from orchard.weights.library import Library
 
+    if experts_budget is not None:
+        from orchard.core.sizes import bytes_of
+
+        bytes_of(experts_budget)  # a size that is none is told before anything is loaded
     asked = [name] if draft is None or draft == "none" else [name, draft]
     paths = [Library().resolve(one) for one in asked]
     with _saying(f"loading {name} …"):
@@ -139,7 +143,7 @@ def load_model(name: str, draft: str | None = None) -> Model:
             from orchard.cli.process import import_torch
 
             import_torch()
-        return load(name, draft=draft)
+        return load(name, draft=draft, experts_budget=experts_budget)
 
 
 @contextmanager

@@ -181,6 +181,7 @@ def respond_in_session(
     settings: dict[str, Any],
     ways: Ways,
     as_json: bool,
+    experts_budget: str | None = None,
 ) -> None:
     """Load, answer, print. Everything that can be wrong is found before the model is loaded."""
     form, tools, options = ways.form(), tools_of(ways.tools), options_of(settings)
@@ -188,7 +189,7 @@ def respond_in_session(
         checked_schema(next(iter(form.values())))
     if system:
         common.unicode_text("the text of --system", system)
-    model = common.load_model(name, draft)
+    model = common.load_model(name, draft, experts_budget)
     session = session_of(model, system, ways, tools, options)
     try:
         response = session.respond(prompt, **form) if as_json else written(session, prompt, form)

@@ -17,6 +17,14 @@ DraftOption = Annotated[
         help="A smaller model of the same vocabulary that guesses tokens; answers stay the same. `none`: not even its own.",
     ),
 ]
+ExpertsBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--experts-budget",
+        metavar="SIZE",
+        help="Leave a mixture's experts on disk and keep no more of them in memory than this, such as 200MB.",
+    ),
+]
 SystemOption = Annotated[
     str | None,
     typer.Option(

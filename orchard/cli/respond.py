@@ -13,6 +13,7 @@ from orchard.cli.options import (
     AdapterOption,
     ChoicesOption,
     DraftOption,
+    ExpertsBudgetOption,
     GuardrailsOption,
     JsonOption,
     MaxTokensOption,
@@ -39,6 +40,7 @@ def respond(
     ] = None,
     model: ModelOption = "smollm2",
     draft: DraftOption = None,
+    experts_budget: ExpertsBudgetOption = None,
     system: SystemOption = None,
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,
@@ -70,9 +72,10 @@ def respond(
         "stop": stop,
         "seed": seed,
     }
+    loading: dict[str, Any] = {"draft": draft, "experts_budget": experts_budget}
     if not ways.need_a_session():
-        respond_to(prompt, model=model, draft=draft, system=system, offline=offline, as_json=as_json, **sampling)
+        respond_to(prompt, model=model, **loading, system=system, offline=offline, as_json=as_json, **sampling)
         return
     common.go_offline(offline)
     text, settings = common.read_prompt(prompt), common.sampling(**sampling)
-    respond_in_session(text, name=model, draft=draft, system=system, settings=settings, ways=ways, as_json=as_json)
+    respond_in_session(text, name=model, **loading, system=system, settings=settings, ways=ways, as_json=as_json)

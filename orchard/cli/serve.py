@@ -61,6 +61,13 @@ def serve(
             metavar="SIZE", help="The most that loaded models may take, such as 8GB. Default: half of what is free."
         ),
     ] = None,
+    experts_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Leave the experts of mixtures on disk and keep no more of them in memory than this, such as 200MB.",
+        ),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = None,
     running: Annotated[int | None, typer.Option(metavar="N", min=1, help="Answers at a time.  [default: 32]")] = None,
     queue: Annotated[
@@ -114,6 +121,7 @@ def serve(
         adapter or [],
         draft or [],
         memory=memory,
+        experts_budget=experts_budget,
         hosts=allow_host or [],
         origins=origin or [],
         limits=limits_of(max_tokens=max_tokens, running=running, queue=queue, deadline=deadline),

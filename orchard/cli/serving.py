@@ -9,24 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchard.cli.common import note
 from orchard.core.errors import ModelNotFound, UsageError
+from orchard.core.sizes import bytes_of as bytes_of
 
 if TYPE_CHECKING:
     from orchard.serve.settings import Limits, Settings
 
 DEFAULT = "smollm2"
-UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?|)b?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATH_LIKE = (".", "/", "~")
 
@@ -37,6 +25,7 @@ def settings_for(
     drafts: Sequence[str] = (),
     *,
     memory: str | None,
+    experts_budget: str | None = None,
     hosts: Sequence[str],
     origins: Sequence[str],
     limits: Limits,
@@ -47,8 +36,11 @@ def settings_for(
     sources = sources_of(models or [DEFAULT])
     given = adapters_of(adapters, sources, any_model=not models)
     guessing = drafts_of(drafts, sources)
+    budget = None if experts_budget is None else bytes_of(experts_budget)
     return Settings(
-        tuple(ModelSpec(name, source, given.get(name, {}), guessing.get(name)) for name, source in sources.items()),
+        tuple(
+            ModelSpec(name, source, given.get(name, {}), guessing.get(name), budget) for name, source in sources.items()
+        ),
         hosts=tuple(hosts),
         origins=tuple(origins),
         memory=None if memory is None else bytes_of(memory),
@@ -149,15 +141,6 @@ def drafts_of(given: Sequence[str], sources: dict[str, str]) -> dict[str, str]:
         except ModelNotFound as error:
             raise ModelNotFound(f"--draft: {error.message}", hint=error.hint) from error
     return found
-
-
-def bytes_of(text: str) -> int:
-    """8GB → 8,000,000,000; 8GiB → 8,589,934,592."""
-    found = _SIZE.fullmatch(text.strip())
-    amount = int(float(found[1]) * UNITS[found[2].lower()]) if found else 0
-    if amount <= 0:
-        raise UsageError(f"{text[:40]!r} is no size", hint="write a number and a unit, as in 8GB or 500MB")
-    return amount
 
 
 def keys_for(host: str, file: Path | None) -> tuple[str, ...]:

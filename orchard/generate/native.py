@@ -28,12 +28,19 @@ class NativeRunner:
     """Runs a checked plan. Safe to share between threads: calls take turns."""
 
     def __init__(
-        self, plan: Plan, *, threads: int | None = None, decoder: Modules | None = None, level: int = -1
+        self,
+        plan: Plan,
+        *,
+        threads: int | None = None,
+        decoder: Modules | None = None,
+        level: int = -1,
+        program: Program | None = None,
     ) -> None:
-        """`decoder` gives the model that the plan was made from; it is asked only when the plan has `Torch` steps."""
+        """`decoder` gives the model that the plan was made from; it is asked only when the plan has `Torch` steps. `program`: one
+        of the plan that is there already, such as one whose experts live elsewhere."""
         self.config = plan
         self.plan = plan
-        self.program = Program(plan, threads=threads, level=level)
+        self.program = program or Program(plan, threads=threads, level=level)
         self._decoder = decoder
         self._built: Any = None
         self.variants: Variants[NativeRunner] = Variants(_shared(plan))

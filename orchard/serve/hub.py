@@ -228,7 +228,7 @@ def _loaded(spec: ModelSpec) -> tuple[LocalExecutor | None, Embedder | None]:
         from orchard.session.embedder import load_embedder
 
         return None, load_embedder(spec.source)
-    return LocalExecutor(load(spec.source, draft=spec.draft)), None
+    return LocalExecutor(load(spec.source, draft=spec.draft, experts_budget=spec.experts_budget)), None
 
 
 def _kind(entry: Entry) -> str:

@@ -47,12 +47,13 @@ class Limits:
 @dataclass(frozen=True)
 class ModelSpec:
     """A model that clients may ask for. `source`: a name of the library, or a path. `adapters`: name → folder. `draft`: a smaller
-    model that guesses tokens for it, by name or path."""
+    model that guesses tokens for it, by name or path. `experts_budget`: bytes of memory for its experts, which stay on disk."""
 
     name: str
     source: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
+    experts_budget: int | None = None
 
 
 @dataclass(frozen=True)

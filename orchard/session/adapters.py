@@ -171,6 +171,11 @@ class Adapters:
         later = Later(lambda: _with_sides(base(), sides, biases, magnitudes))
         if self._plan is None:
             return Model(later, self._tokenizer, **named)
+        if self._plan.elsewhere:
+            raise UnsupportedPair(
+                "adapters do not go together with experts that live elsewhere",
+                hint="load the model without experts_budget",
+            )
         from orchard.generate.native import NativeRunner
         from orchard.ops.plan.adapt import adapted
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from orchard.generate.experts import ExpertsProgram
+    from orchard.generate.experts_open import ExpertsOptions
     from orchard.generate.protocol import Runner
     from orchard.generate.stream import Stream
     from orchard.models.language.decoder import Decoder
@@ -66,6 +68,7 @@ def load(
     device: str = "auto",
     rewrite: Callable[[Decoder.Config], Decoder.Config] | None = None,
     draft: str | Path | bool | None = None,
+    experts_budget: int | str | ExpertsOptions | None = None,
 ) -> Model:
     """Load a pulled model by name, or a GGUF file, compressed file (`.orchard`) or Hugging Face folder by path.
 
@@ -76,8 +79,15 @@ def load(
     `rewrite` changes the config tree before anything is built: other weight formats, other stores, other parts. `draft` names a
     smaller model of the same vocabulary that guesses tokens for this one: answers stay the same and come sooner where that pays.
     A model of the library that came with a draft uses it unless another is named, or none (`draft=False`, or "none").
+    `experts_budget` (bytes, or "200MB") leaves the experts of a mixture in a file and keeps no more of them in memory than that;
+    answers stay the same, bit for bit. The file is made by the first such load. `ExpertsOptions` says more.
     """
-    model = _loaded(name_or_path, dtype, device, rewrite)
+    if experts_budget is None:
+        model = _loaded(name_or_path, dtype, device, rewrite)
+    else:
+        from orchard.session.experts import load_elsewhere
+
+        model = load_elsewhere(name_or_path, experts_budget, dtype=dtype, device=device, rewritten=rewrite is not None)
     guessing = draft_for(model.source, draft)
     if guessing is not None:
         model.guess_with(load(guessing, dtype=dtype, device=device, draft=False))
@@ -213,6 +223,12 @@ class Model:
     def runner(self) -> Runner:
         """What scores tokens when the model generates: the native engine, kernels on a GPU, or torch."""
         return self._runner
+
+    @property
+    def experts(self) -> ExpertsProgram | None:
+        """What runs experts that live elsewhere: its `resident` counts, its `recorder` writes traces. None for other models."""
+        program: Any = getattr(self.runner, "program", None)
+        return program if hasattr(program, "resident") else None
 
     @property
     def built(self) -> Built:

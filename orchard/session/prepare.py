@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Rewrite = Callable[["Decoder.Config"], "Decoder.Config"]
 ENDING = ".orchard"
+BASE, EXPERTS = ".base.orchard", ".experts"
+"""What replaces the ending where a model's experts lie in a file of their own: everything else, and they."""
 TOKENIZER = "tokenizer."
 """Tensors of this name belong to the tokenizer, all others to the plan."""
 
@@ -155,12 +157,22 @@ def open_packed(path: Path) -> Prepared:
     if not isinstance(plan, dict) or not isinstance(tokenizer, dict):
         raise BadFile(f"{path} holds no plan, or no tokenizer", hint="it is made again from the model it came from")
     try:
-        lowered = from_json(plan, tensors)  # checks every number, so that native code may trust it
+        lowered = from_json(
+            plan, tensors, _elsewhere(file.header)
+        )  # checks every number, so that native code may trust it
     except OrchardError as error:
         raise BadFile(f"{path}: {error}", hint="it is made again from the model it came from") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise BadFile(f"{path}: its plan cannot be read: {error!r}", hint="it is made again") from error
     return Prepared(lowered, unpack(tokenizer, words, file.verify), path)
+
+
+def _elsewhere(header: dict[str, Any]) -> dict[str, int]:
+    """Experts' matrices that lie in a file of their own, and their bytes (session/experts.py)."""
+    found = header.get("elsewhere", {})
+    if not isinstance(found, dict) or not all(type(size) is int for size in found.values()):
+        raise BadFile("a packed file that does not say where its experts are", hint="it is made again")
+    return found
 
 
 def _kept(path: Path, source: Path, tell: Say) -> Prepared:
@@ -180,7 +192,7 @@ def _kept(path: Path, source: Path, tell: Say) -> Prepared:
         tell(f"{source.name}: its packed file cannot be kept ({fresh.reason}); it is made anew at every start")
         return fresh
     for old in (*_of(source), *_orphans()):
-        if old != path:
+        if not old.name.startswith(path.stem):
             _remove(old)
     return open_packed(path)
 
@@ -220,7 +232,7 @@ def _hash(*facts: object) -> str:
 
 def _files() -> list[Path]:
     with suppress(OSError):
-        return sorted(packed_folder().glob(f"*{ENDING}"))
+        return sorted(path for ending in (ENDING, EXPERTS) for path in packed_folder().glob(f"*{ending}"))
     return []
 
 
@@ -233,6 +245,10 @@ def _of(source: Path) -> list[Path]:
 def _orphans() -> Iterator[Path]:
     """Packed files of models that are no longer where they were."""
     for path in _files():
+        if path.suffix == EXPERTS:
+            if not path.with_name(path.name.removesuffix(EXPERTS) + BASE).is_file():
+                yield path
+            continue
         with suppress(OrchardError, OSError), PackedFile.open(path) as file:
             facts = file.header.get("source")
             known = facts.get("path") if isinstance(facts, dict) else None

@@ -129,10 +129,14 @@ class _Check:
             self.must(matrix.group == BLOCKS_GROUP and not matrix.minimum, "blocks have groups of their own")
         else:
             self.must(matrix.group % 32 == 0, f"groups of {matrix.group} are no multiple of 32")
+        size = count * matrix_bytes(matrix.kind, rows, cols, matrix.group, matrix.minimum)
+        if matrix.tensor in self.plan.elsewhere and count > 1:
+            known = self.plan.elsewhere[matrix.tensor]
+            self.must(known == size, f"{matrix.tensor!r} has {known} bytes elsewhere, not {size}")
+            return
         data = self.tensor(matrix.tensor)
         if data.dtype != np.uint8:
             self.must(False, f"the tensor {matrix.tensor!r} is {data.dtype}, not bytes")
-        size = count * matrix_bytes(matrix.kind, rows, cols, matrix.group, matrix.minimum)
         if len(data) != size:
             self.must(False, f"the tensor {matrix.tensor!r} has {len(data)} bytes, not {size}")
 

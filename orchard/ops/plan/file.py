@@ -44,8 +44,9 @@ def to_json(plan: steps.Plan) -> dict[str, Any]:
     }
 
 
-def from_json(data: Any, tensors: Mapping[str, np.ndarray]) -> steps.Plan:
-    """The plan that `to_json` wrote, checked against its tensors; `BadFile` for anything else."""
+def from_json(data: Any, tensors: Mapping[str, np.ndarray], elsewhere: Mapping[str, int] | None = None) -> steps.Plan:
+    """The plan that `to_json` wrote, checked against its tensors; `BadFile` for anything else. `elsewhere`: experts' matrices
+    that are in a file of their own, and their bytes."""
     if not isinstance(data, dict):
         raise _damaged("it is no table")
     if data.get("version") != VERSION or isinstance(data["version"], bool):
@@ -62,6 +63,7 @@ def from_json(data: Any, tensors: Mapping[str, np.ndarray]) -> steps.Plan:
         stores=[_reader(steps.StoreSpec)(spec, "stores") for spec in _listed(data["stores"], "stores")],
         rotaries=[_reader(steps.RotarySpec)(spec, "rotaries") for spec in _listed(data["rotaries"], "rotaries")],
         tensors=dict(tensors),
+        elsewhere=dict(elsewhere or {}),
     )
     check(plan)
     return plan

@@ -248,6 +248,8 @@ class Plan:
     stores: list[StoreSpec] = field(default_factory=list)
     rotaries: list[RotarySpec] = field(default_factory=list)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    """Experts' matrices that are not among `tensors` but in a file of records, and how many bytes each has."""
 
     @property
     def whole(self) -> bool:

@@ -68,7 +68,7 @@ void Engine::reserve(int rows) {
         }
         if (step.kind == StepKind::Experts) {
             size_t pairs = (size_t)rows * step.chosen;
-            size_t floats = 2 * pairs + (size_t)rows * step.outputs[1].weight.cols +
+            size_t floats = 2 * pairs + (size_t)rows * (step.outputs[1].weight.cols + step.experts) +
                             pairs * (step.outputs[1].weight.rows + step.outputs[1].weight.cols);
             if (floats * 4 > expert) expert = floats * 4;
         }
@@ -134,10 +134,10 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
             rows_ = {count, sequences, positions};
         }
         if (count <= SMALL) {
-            int threads = crowd_.threads(pool_.size());
-            double started = seconds_now();
-            pool_.run(work, this, threads);
-            crowd_.saw(threads, pool_.sleeps(), (seconds_now() - started) / count);
+            if (first == 0) pass_ = {crowd_.threads(pool_.size()), 0, 0};
+            const int threads = pass_.threads;
+            in_pass(work);
+            if (last == (int)plan_.steps.size()) crowd_.saw(threads, pass_.sleeps, pass_.seconds / count);
             seconds.calls += timed, seconds.alone += timed && threads < pool_.size();
         } else {
             pool_.run(work, this, pool_.size());
@@ -172,8 +172,40 @@ void Walk::warm(const Step& step) const {
     }
 }
 
+void Engine::part(int step, Part part, const int32_t* slots) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    first_ = step, part_ = part, slots_ = slots;
+    if (rows_.count > SMALL)
+        pool_.run(part_work, this, pool_.size());
+    else if (part == Part::Compute)
+        in_pass(part_work);
+    else
+        pool_.run(part_work, this, 1);  // too little to wake anybody for
+}
+
+// A piece of a call of few rows: all of them together are a call's time.
+void Engine::in_pass(Pool::Work work) {
+    const double started = seconds_now();
+    pool_.run(work, this, pass_.threads);
+    pass_.seconds += seconds_now() - started;
+    pass_.sleeps += pool_.sleeps();
+}
+
+void Engine::part_work(void* engine, int thread, int threads) { Walk(*static_cast<Engine*>(engine), thread, threads).part(); }
+
+void Walk::part() {
+    const Step& step = engine.plan_.steps[engine.first_];
+    switch (engine.part_) {
+        case Engine::Part::Route: route(step); break;
+        case Engine::Part::Compute: compute(step, engine.slots_); break;
+        case Engine::Part::Combine: combine(step); break;
+    }
+}
+
 void Walk::all() {
     if (engine.first_ == 0) tables();
+    for (int number = 0; number < engine.first_; number++)
+        if (engine.plan_.steps[number].kind == StepKind::Narrow) prompt = false;  // in an earlier call
     for (int number = engine.first_; number < engine.last_; number++) {
         const Step& step = engine.plan_.steps[number];
         if (step.kind == StepKind::Narrow) prompt = false;  // what is left gives scores, and is kept nowhere

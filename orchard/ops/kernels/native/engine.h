@@ -66,6 +66,7 @@ struct Step {
     int store = 0, heads = 0, kv_heads = 0, dim = 0, window = 0, rotary = -1;
     NormRef q_norm, k_norm;
     int experts = 0, chosen = 0;  // Experts
+    int64_t stride = 0;           // Experts that live elsewhere: bytes from a slot to the next; 0: all of them one after another
     bool renormalize = true;
     std::vector<int> buffers;  // Narrow
 };
@@ -197,6 +198,12 @@ class Engine {
     Problem run(Cache& cache, int first, int last, bool prompt, int count, const int32_t* tokens, const int32_t* sequences,
                 const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores);
 
+    // One part of a step whose experts live elsewhere, for the rows of the last call: choose, compute what has a slot, add up.
+    enum class Part : int { Route = 0, Compute = 1, Combine = 2 };
+    void part(int step, Part part, const int32_t* slots);
+    // What `Route` has chosen: [rows][chosen] experts, as many weights, [rows][experts] probabilities.
+    int32_t* choices() const { return expert_.as<int32_t>(); }
+
     const Plan& plan() const { return plan_; }
     float* buffer(int number) const { return buffers_[number].as<float>(); }
     int rows() const { return rows_.count; }
@@ -218,6 +225,8 @@ class Engine {
     void find_runs();
     size_t thread_parts(const Step& step, const Cache& cache) const;
     static void work(void* engine, int thread, int threads);
+    static void part_work(void* engine, int thread, int threads);
+    void in_pass(Pool::Work work);
 
     Plan plan_;
     Pool pool_;
@@ -232,6 +241,11 @@ class Engine {
     int reserved_ = 0;
     std::mutex mutex_;
     Crowd crowd_;
+    struct Pass {  // a call of few rows, which may come in several pieces
+        int threads = 1, sleeps = 0;
+        double seconds = 0;
+    };
+    Pass pass_;
 
     // State of the call that runs.
     Rows rows_;
@@ -242,6 +256,8 @@ class Engine {
     Cache* cache_ = nullptr;
     int first_ = 0, last_ = 0;
     bool prompt_ = false;
+    Part part_ = Part::Route;
+    const int32_t* slots_ = nullptr;
     bool narrowed_ = false;
     std::vector<int32_t> narrow_sequences_, narrow_positions_;
     std::vector<RowRun> runs_;

@@ -72,6 +72,13 @@ EXPORT int orchard_engine_run(Engine* engine, Cache* cache, int first, int last,
 // The rows of a buffer as they are between two calls: for steps that run in torch.
 EXPORT float* orchard_engine_buffer(const Engine* engine, int number) { return engine->buffer(number); }
 
+// A step whose experts live elsewhere, part by part (0 choose, 1 compute what has a slot, 2 add up); what it chose; its rows.
+EXPORT void orchard_engine_part(Engine* engine, int step, int part, const int32_t* slots) {
+    engine->part(step, (Engine::Part)part, slots);
+}
+EXPORT int32_t* orchard_engine_choices(const Engine* engine) { return engine->choices(); }
+EXPORT int orchard_engine_rows(const Engine* engine) { return engine->rows(); }
+
 EXPORT int orchard_engine_threads(const Engine* engine) { return engine->threads(); }
 
 // Seconds that thread 0 spent on each kind of step since timing was last turned on; then [14] calls of few rows, [15] those of

@@ -8,6 +8,7 @@ class Words {
   public:
     explicit Words(const int64_t* at) : at_(at) {}
     int number() { return (int)*at_++; }
+    int64_t wide() { return *at_++; }
     float real() {
         double value;
         std::memcpy(&value, at_++, 8);
@@ -59,6 +60,7 @@ Step read_step(Words& words) {
     step.q_norm = words.norm(), step.k_norm = words.norm();
     step.experts = words.number(), step.chosen = words.number();
     step.renormalize = words.number() != 0;
+    step.stride = words.wide();
     step.buffers.resize(words.number());
     for (int& buffer : step.buffers) buffer = words.number();
     return step;

@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ BLOCK = 64
 
 Copied = np.ndarray | tuple[np.ndarray, ...]
 """Bytes of keys and values: one array per BLOCK tokens, or one for all where a store is a ring."""
+
+Homes = Mapping[str, tuple[int, int]]
+"""Tensor → its address in the first slot, and the bytes from one slot to the next: experts that come and go."""
 
 ORDER = ("embed", "linear", "gated", "attend", "norm", "add", "clip", "experts", "narrow", "head", "torch", "gate")
 """Step kinds in the order of StepKind in engine.h."""
@@ -80,6 +83,9 @@ def _calls() -> ctypes.CDLL:
     ]
     found.orchard_engine_run.restype, found.orchard_engine_run.argtypes = number, run
     found.orchard_engine_buffer.restype, found.orchard_engine_buffer.argtypes = handle, [handle, number]
+    found.orchard_engine_part.restype, found.orchard_engine_part.argtypes = None, [handle, number, number, pointer]
+    found.orchard_engine_choices.restype, found.orchard_engine_choices.argtypes = handle, [handle]
+    found.orchard_engine_rows.restype, found.orchard_engine_rows.argtypes = number, [handle]
     found.orchard_engine_timing.restype, found.orchard_engine_timing.argtypes = None, [handle, number, pointer]
     return found
 
@@ -100,14 +106,15 @@ def usable_cores() -> int:
 class Program:
     """A plan ready to run. `level` bounds the instruction set (see kernels.h); -1: the best this machine has."""
 
-    def __init__(self, plan: Plan, *, threads: int | None = None, level: int = -1) -> None:
+    def __init__(self, plan: Plan, *, threads: int | None = None, level: int = -1, homes: Homes | None = None) -> None:
+        """`homes`: where tensors are that the plan does not hold itself (`plan.elsewhere`)."""
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads", hint="use a whole number from 1")
         self.plan = plan
         self._calls = _calls()
         self.threads = threads or usable_cores()
         self.level = level
-        words = _Words(plan)
+        words = _Words(plan, homes or {})
         self._kept = words.kept  # arrays whose addresses the engine holds
         self._words = words.array()
         self._start()
@@ -287,8 +294,9 @@ def _problem(code: int, positions: np.ndarray, stores: Stores) -> Exception:
 class _Words:
     """The plan as 64-bit words, in the order that plan.cpp reads."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, homes: Homes) -> None:
         self.plan = plan
+        self._homes = homes
         self.kept: list[np.ndarray] = []
         self._addresses: dict[str, int] = {}
         self._words: list[int] = []
@@ -312,6 +320,8 @@ class _Words:
     def _address(self, tensor: str | None) -> int:
         if tensor is None:
             return 0
+        if tensor in self._homes:
+            return self._homes[tensor][0]
         if tensor not in self._addresses:
             array = _aligned(self.plan.tensors[tensor])
             self.kept.append(array)
@@ -351,6 +361,7 @@ class _Words:
             self._numbers(gate.up if gate else -1, -1, 0, 0, 0, 0, 0, -1, *self._norm(None), *self._norm(None))
         self._numbers(experts.gate.count if experts else 0, experts.k if experts else 0)
         self._numbers(experts.renormalize if experts else True)
+        self._numbers(self._homes[experts.gate.tensor][1] if experts and experts.gate.tensor in self._homes else 0)
         buffers = step.buffers if isinstance(step, steps.Narrow) else ()
         self._numbers(len(buffers), *buffers)
 

@@ -34,6 +34,7 @@ struct Walk {
         : engine(owner), thread(number), threads(count), scratch(owner.scratch_[number]), prompt(owner.prompt_) {}
 
     void all();
+    void part();
     void warm(const Step& step) const;
     void barrier() { engine.pool_.barrier(); }
     int rows() const { return engine.rows_.count; }
@@ -68,6 +69,9 @@ struct Walk {
 
     // walk_experts.cpp
     void experts(const Step& step);
+    void route(const Step& step);
+    void compute(const Step& step, const int32_t* slots);
+    void combine(const Step& step);
 
     // walk_small.cpp
     void normalise(const Step& step);

@@ -1,5 +1,10 @@
 // Mixtures of experts: each token takes its k best experts. Pairs of token and expert are ordered by expert, so that an
 // expert's weights are read once for all its tokens.
+//
+// The step has three parts. `route` chooses, `compute` runs experts, `combine` adds up. Where the experts live elsewhere
+// (Step::stride), Python calls the parts one by one (Engine::part): it looks at the choices, brings experts into slots, and
+// computes those that are there, in as many goes as it takes. Every result lies in a place of its own until it is added up,
+// in the order of the choices, so it does not matter in which go an expert was computed.
 #include <vector>
 
 #include "walk.h"
@@ -7,12 +12,24 @@
 namespace orchard {
 namespace {
 
-struct Table {  // in shared memory; P = rows * k pairs
+struct Table {  // in shared memory (Engine::choices tells Python of the first three); P = rows * k pairs
     int32_t* expert;  // [rows][k] the choices
     float* weight;    // [rows][k]
+    float* mass;      // [rows][experts] probabilities of all experts
     float* x;         // [rows][dim] normalised
     float* hidden;    // [P][hidden], in the order of pairs
     float* out;       // [P][dim]
+
+    Table(const Step& step, const Block& memory, int rows) {
+        const Weight& gate = step.outputs[1].weight;
+        const size_t pairs = (size_t)rows * step.chosen;
+        expert = memory.as<int32_t>();
+        weight = (float*)(expert + pairs);
+        mass = weight + pairs;
+        x = mass + (size_t)rows * step.experts;
+        hidden = x + (size_t)rows * gate.cols;
+        out = hidden + pairs * gate.rows;
+    }
 };
 
 // Where each expert's pairs begin, and which row and choice each pair is: computed by every thread alike.
@@ -29,9 +46,10 @@ struct Order {
     }
 };
 
-Weight expert_of(const Weight& all, int expert) {
+// An expert's matrix: one after another, or in a slot.
+Weight expert_of(const Weight& all, const Step& step, const int32_t* slots, int expert) {
     Weight one = all;
-    one.data += (size_t)expert * all.bytes();
+    one.data += slots ? (size_t)slots[expert] * step.stride : (size_t)expert * all.bytes();
     return one;
 }
 
@@ -54,19 +72,21 @@ void best(const float* mass, int count, int k, bool renormalize, int32_t* chosen
 }  // namespace
 
 void Walk::experts(const Step& step) {
+    route(step);
+    barrier();
+    compute(step, nullptr);
+    barrier();
+    combine(step);
+}
+
+// Normalise, score, choose.
+void Walk::route(const Step& step) {
     const bool of_a_prompt = prompt;
     prompt = false;  // every token by itself: its experts are its own, and each thread works alone
-    const OutputRef &router = step.outputs[0], &gate = step.outputs[1], &up = step.outputs[2], &down = step.outputs[3];
-    const int count = rows(), k = step.chosen, dim = gate.weight.cols, hidden = gate.weight.rows, pairs = count * k;
+    const OutputRef& router = step.outputs[0];
+    const int count = rows(), k = step.chosen, dim = step.outputs[1].weight.cols;
     const VectorKernels& vector = *engine.vector_;
-    Table table;
-    table.expert = engine.expert_.as<int32_t>();
-    table.weight = (float*)(table.expert + pairs);
-    table.x = table.weight + pairs;
-    table.hidden = table.x + (size_t)count * dim;
-    table.out = table.hidden + (size_t)pairs * hidden;
-
-    scratch.gate.reserve((size_t)2 * SMALL * (hidden + 32) * 4 + (size_t)step.experts * 4 + 256);
+    const Table table(step, engine.expert_, count);
     for (int row = from(count); row < upto(count); row++) {
         float* x = table.x + (size_t)row * dim;
         const float* src = buffer(step.src) + (size_t)row * width(step.src);
@@ -74,22 +94,33 @@ void Walk::experts(const Step& step) {
             vector.norm(src, step.norm.weight, step.norm.eps, dim, x);
         else
             std::memcpy(x, src, (size_t)dim * 4);
-        float* mass = scratch.gate.as<float>();
+        float* mass = table.mass + (size_t)row * step.experts;
         Input input = prepare(x, dim, NormRef(), step.outputs, 1, nullptr);
         multiply(router, input, 0, router.weight.blocks(), mass, step.experts, false);
         vector.softmax(mass, step.experts);
         best(mass, step.experts, k, step.renormalize, table.expert + (size_t)row * k, table.weight + (size_t)row * k);
     }
-    barrier();
+    prompt = of_a_prompt;
+}
 
-    const Order order(table, count, k, step.experts);
+// The experts that tokens chose; with `slots`, those of them that have one (slots[expert] >= 0).
+void Walk::compute(const Step& step, const int32_t* slots) {
+    const bool of_a_prompt = prompt;
+    prompt = false;
+    const OutputRef &gate = step.outputs[1], &up = step.outputs[2], &down = step.outputs[3];
+    const int count = rows(), dim = gate.weight.cols, hidden = gate.weight.rows;
+    const VectorKernels& vector = *engine.vector_;
+    const Table table(step, engine.expert_, count);
+    scratch.gate.reserve((size_t)2 * SMALL * (hidden + 32) * 4 + 256);
+    const Order order(table, count, step.chosen, step.experts);
+    auto mine = [&](int e) { return order.begin[e + 1] > order.begin[e] && (!slots || slots[e] >= 0); };
     // Units of work: a block of rows of one expert's weights, for all the tokens of that expert.
     auto share = [&](int blocks, auto&& work) {
         int used = 0;
-        for (int e = 0; e < step.experts; e++) used += order.begin[e + 1] > order.begin[e];
+        for (int e = 0; e < step.experts; e++) used += mine(e);
         int begin = from(used * blocks), end = upto(used * blocks), before = 0;
         for (int e = 0; e < step.experts; e++) {
-            if (order.begin[e + 1] == order.begin[e]) continue;
+            if (!mine(e)) continue;
             int first = begin - before, last = end - before;
             first = first < 0 ? 0 : first, last = last > blocks ? blocks : last;
             if (first < last) work(e, first, last);
@@ -109,7 +140,7 @@ void Walk::experts(const Step& step) {
     const std::vector<OutputRef> wide = {gate, up}, back = {down};
     share(gate.weight.blocks(), [&](int e, int first, int last) {
         OutputRef g = gate, u = up;
-        g.weight = expert_of(gate.weight, e), u.weight = expert_of(up.weight, e);
+        g.weight = expert_of(gate.weight, step, slots, e), u.weight = expert_of(up.weight, step, slots, e);
         const int begin = first * 32, width = (last * 32 < hidden ? last * 32 : hidden) - begin, ld = round_up(width, 16);
         float *gates = scratch.gate.as<float>(), *ups = gates + (size_t)SMALL * ld;
         for (int at = order.begin[e]; at < order.begin[e + 1]; at += SMALL) {
@@ -125,14 +156,22 @@ void Walk::experts(const Step& step) {
     barrier();
     share(down.weight.blocks(), [&](int e, int first, int last) {
         OutputRef d = down;
-        d.weight = expert_of(down.weight, e);
+        d.weight = expert_of(down.weight, step, slots, e);
         for (int at = order.begin[e]; at < order.begin[e + 1]; at += SMALL) {
             int some = order.begin[e + 1] - at < SMALL ? order.begin[e + 1] - at : SMALL;
             Input input = gathered(back, at, some, [&](int pair) { return table.hidden + (size_t)pair * hidden; }, hidden);
             multiply(d, input, first, last, table.out + (size_t)at * dim, dim, false);
         }
     });
-    barrier();
+    prompt = of_a_prompt;
+}
+
+// The weighted sum, in the order of the choices.
+void Walk::combine(const Step& step) {
+    const int count = rows(), k = step.chosen, dim = step.outputs[1].weight.cols, pairs = count * k;
+    const VectorKernels& vector = *engine.vector_;
+    const Table table(step, engine.expert_, count);
+    const Order order(table, count, k, step.experts);
     std::vector<int> place(pairs);
     for (int pair = 0; pair < pairs; pair++) place[order.choice[pair]] = pair;
     for (int row = from(count); row < upto(count); row++) {
@@ -140,7 +179,6 @@ void Walk::experts(const Step& step) {
         if (!step.add) std::memset(to, 0, (size_t)dim * 4);
         for (int i = row * k; i < (row + 1) * k; i++) vector.add_scaled(to, table.out + (size_t)place[i] * dim, table.weight[i], dim);
     }
-    prompt = of_a_prompt;
 }
 
 }  // namespace orchard
