@@ -1,1 +1,1 @@
-"""Keys and values (and later experts) that live outside the modules that use them."""
+"""Keys and values, and weights, that live outside the modules that use them."""
