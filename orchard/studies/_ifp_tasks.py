@@ -16,7 +16,7 @@ from orchard.core.batch import IGNORED, Batch
 from orchard.core.seeds import fold
 
 DOMAINS = ("copy", "reverse", "add", "sort", "caesar", "brackets")
-LETTERS = 16
+LETTERS = 10
 """Symbols of the circle."""
 KINDS = 3
 """Kinds of brackets."""

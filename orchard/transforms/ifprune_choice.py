@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from orchard.core.errors import ConfigError, UsageError
-from orchard.transforms.ifprune_topk import chosen
+from orchard.transforms.ifprune_topk import chosen, top_k
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """`scores` [layers, groups] on the CPU; `budget`: how many groups of each layer are kept."""
+    """`scores` [layers, groups] on the CPU; `budget`: how many groups of each layer are kept. `temperature`: that of λ; None: what is
+    kept counts in full, as for a model that was not trained to choose."""
 
     scores: Tensor
     budget: int
-    temperature: float = 0.1
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 2 or not self.scores.isfinite().all():
             raise ConfigError("scores of groups are [layers, groups] and finite", hint="the predictor is broken")
         self._fits(self.budget)
-        if not self.temperature > 0:
+        if self.temperature is not None and not self.temperature > 0:
             raise ConfigError(f"a temperature of {self.temperature}", hint="use a number above 0")
 
     @property
@@ -55,7 +56,8 @@ class Choice:
     @cached_property
     def weights(self) -> Tensor:
         """How much each group counts [layers, groups]; 0: not kept."""
-        return chosen(self.scores.float(), self.budget, self.temperature)
+        scores = self.scores.float()
+        return top_k(scores, self.budget) if self.temperature is None else chosen(scores, self.budget, self.temperature)
 
     def units(self) -> dict[int, Tensor]:
         """For a pass over one sequence (`Context.units`)."""

@@ -47,6 +47,24 @@ def gathered(decoder: nn.Module, choice: Choice) -> Any:
     return cut(whole, units, {})
 
 
+def picked(decoder: nn.Module, choice: Choice) -> Any:
+    """The same for a decoder with ordinary MLPs, whose hidden units are as many equal groups as the choice says."""
+    paths = [path for path, part in decoder.named_modules() if isinstance(part, GatedMLP)]
+    if len(paths) != choice.layers:
+        raise UsageError(f"a choice of {choice.layers} layers for a model of {len(paths)}", hint="use one that it made")
+    whole, units = decoder, {}
+    for path, groups, weights in zip(paths, choice.groups(), choice.weights, strict=True):
+        width = decoder.get_submodule(path).config.hidden_dim  # type: ignore[union-attr]
+        if width % choice.of:
+            raise UsageError(f"{path} has {width} units, which are not {choice.of} groups", hint="use one that it made")
+        size = width // choice.of
+        units[path] = (torch.tensor(groups)[:, None] * size + torch.arange(size)).flatten()
+        if choice.temperature is not None:
+            whole = carried(decoder, decoder.config) if whole is decoder else whole  # type: ignore[arg-type]
+            _scale(whole.get_submodule(path).down, f"{path}.down", weights.repeat_interleave(size))  # type: ignore[arg-type]
+    return cut(whole, units, {})
+
+
 def active(decoder: nn.Module, budget: int) -> tuple[int, int]:
     """Weights of the feed-forward layers that a budget uses, and all that there are."""
     used = total = 0
