@@ -14,18 +14,18 @@ from orchard.transforms.ifprune_model import Instructed
 VOCAB, DIM, HIDDEN, LAYERS = 23, 16, 32, 3
 
 
-def tree(hidden: int = HIDDEN) -> Decoder.Config:
+def tree(hidden: int = HIDDEN, dim: int = DIM) -> Decoder.Config:
     block = Block.Config(
         mixer=Attention.Config(heads=2, kv_heads=1, head_dim=8), mlp=GatedMLP.Config(hidden_dim=hidden)
     )
     stack = Stack.Config(layers=[block.clone() for _ in range(LAYERS)])
-    return Decoder.Config(vocab=VOCAB, dim=DIM, context=64, stack=stack, head=None).complete()
+    return Decoder.Config(vocab=VOCAB, dim=dim, context=64, stack=stack, head=None).complete()
 
 
-def decoder(seed: int = 0, hidden: int = HIDDEN) -> Decoder:
+def decoder(seed: int = 0, hidden: int = HIDDEN, dim: int = DIM) -> Decoder:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made: Decoder = tree(hidden).build()
+        made: Decoder = tree(hidden, dim).build()
         for parameter in made.parameters():
             if parameter.ndim == 2:
                 parameter.data.normal_(std=0.4)

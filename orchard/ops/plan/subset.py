@@ -16,7 +16,7 @@ import numpy as np
 from orchard.core.errors import UnsupportedPair, UsageError
 from orchard.ops.kernels.packing import BITS, BLOCK, PALETTES, from_bfloat, matrix_bytes, room, to_bfloat
 from orchard.ops.plan.check import check
-from orchard.ops.plan.steps import Gated, Linear, Matrix, Plan
+from orchard.ops.plan.steps import Gated, Linear, Matrix, Plan, Step
 
 KINDS = ("f32", "bf16", *BITS, *PALETTES)
 _TABLES = 64
@@ -52,6 +52,11 @@ def unit_of(plan: Plan, path: str) -> int:
 def subset(plan: Plan, kept: Mapping[str, Sequence[int]], factors: Mapping[str, Sequence[float]] | None = None) -> Plan:
     """The plan with only these groups (of `unit_of` units each) of some MLPs, in rising order; `factors`: how much each counts."""
     steps, tensors, widths = list(plan.steps), dict(plan.tensors), list(plan.widths)
+    narrowed = {at for path in kept for at in _steps_of(plan, path)[:1]}
+    # A buffer that only these MLPs write to is theirs to narrow; it would otherwise be one that nobody writes.
+    spare = {plan.steps[at].to for at in narrowed} - {  # type: ignore[attr-defined]
+        buffer for at, step in enumerate(plan.steps) if at not in narrowed for buffer in _writes(step)
+    }
     rooms: dict[int, int] = {}
     for path, groups in kept.items():
         size, (at, below) = unit_of(plan, path), _steps_of(plan, path)
@@ -63,9 +68,11 @@ def subset(plan: Plan, kept: Mapping[str, Sequence[int]], factors: Mapping[str, 
         blocks = _each(groups, size // BLOCK)
         width = len(groups) * size
         weighed = None if factors is None else np.repeat(np.asarray(factors[path], np.float32), size // BLOCK)
-        buffer = rooms.setdefault(width, len(widths))
-        if buffer == len(widths):
-            widths.append(width)
+        buffer = rooms.get(width)
+        if buffer is None:
+            buffer = spare.pop() if spare else len(widths)
+            rooms[width] = buffer
+            widths[buffer : buffer + 1] = [width]
         out = down.outputs[0]
         tensors[gated.gate.tensor] = _rows(plan, gated.gate, blocks)
         tensors[gated.up.tensor] = _weighed(gated.up, _rows(plan, gated.up, blocks), weighed)
@@ -86,6 +93,11 @@ def _steps_of(plan: Plan, path: str) -> tuple[int, int]:
     if path not in found:
         raise UnsupportedPair(f"the plan has no gated MLP called {path!r} whose units can be taken", hint="choose in torch")
     return found[path]
+
+
+def _writes(step: Step) -> list[int]:
+    outputs = step.outputs if isinstance(step, Linear) else (step,)
+    return [output.to for output in outputs if hasattr(output, "to")]
 
 
 def _down(plan: Plan, at: int) -> Matrix:
