@@ -5,8 +5,8 @@
     fast = model.subnets.model("sql")                     # a model that shares the weights, the engine and its slots
     model.subnets.save("masks.safetensors"); model.subnets.load("masks.safetensors")
 
-A sub-network is a variant of the model on the same engine, as one with an adapter is. On the native engine it is picked out of the
-packed weights; nothing is unpacked, and all but its own hidden units is shared.
+A sub-network is a variant of the model on the same engine, as one with an adapter is. On the native engine it is picked out of
+the packed weights; nothing is unpacked, and all but its own hidden units is shared.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ class Subnets(Mapping[str, "Choice"]):
 
     def _take(self, choice: Choice) -> str:
         """The name of the variant that runs a choice, made where it is not there. It stays until as many `_release`s."""
-        key = (tuple(choice.groups()), choice.temperature, None if choice.temperature is None else choice.scores.numpy().tobytes())
+        key = (
+            tuple(choice.groups()),
+            choice.temperature,
+            None if choice.temperature is None else choice.scores.numpy().tobytes(),
+        )
         with self._lock:
             if key not in self._ready:
                 self._made += 1
@@ -185,7 +189,9 @@ class Subnets(Mapping[str, "Choice"]):
             paths = list(gated_mlps(base.plan))
             _check(choice, len(paths))
             kept = dict(zip(paths, choice.groups(), strict=True))
-            weights = {path: [float(row[g]) for g in kept[path]] for path, row in zip(paths, choice.weights, strict=True)}
+            weights = {
+                path: [float(row[g]) for g in kept[path]] for path, row in zip(paths, choice.weights, strict=True)
+            }
             plan = subset(base.plan, kept, None if choice.temperature is None else weights)
             later, program = self._base()._later, base.program
             return NativeRunner(plan, decoder=lambda: later().decoder, threads=program.threads, level=program.level)

@@ -16,10 +16,12 @@ from orchard.core.batch import IGNORED, Batch
 from orchard.core.seeds import fold
 
 DOMAINS = ("copy", "reverse", "add", "sort", "caesar", "brackets")
-LETTERS = 10
+LETTERS = 20
 """Symbols of the circle."""
 KINDS = 3
 """Kinds of brackets."""
+STEPS = 4
+"""How far a letter can be moved on at most, and one more: sums are learnt in minutes where few of them lead to each letter."""
 WAYS = 3
 """Ways to ask for one kind of exercise."""
 POLITE = 4
@@ -48,9 +50,9 @@ def _reverse(dice: Dice) -> tuple[list[int], list[int]]:
 
 
 def _add(dice: Dice) -> tuple[list[int], list[int]]:
-    """Two rows of letters, added letter by letter, modulo their number."""
+    """A row of letters and one of the first few, added letter by letter, modulo the number of letters."""
     half = LENGTH // 2
-    a, b = dice.integers(0, LETTERS, (2, half)).tolist()
+    a, b = dice.integers(0, LETTERS, half).tolist(), dice.integers(0, STEPS, half).tolist()
     return [*a, *b], [(one + other) % LETTERS for one, other in zip(a, b, strict=True)]
 
 
@@ -61,7 +63,7 @@ def _sort(dice: Dice) -> tuple[list[int], list[int]]:
 
 def _caesar(dice: Dice) -> tuple[list[int], list[int]]:
     """The first letter says how far all others move on."""
-    key, *x = dice.integers(0, LETTERS, LENGTH).tolist()
+    key, x = int(dice.integers(1, STEPS + 1)), dice.integers(0, LETTERS, LENGTH - 1).tolist()
     return [key, *x], [(letter + key) % LETTERS for letter in x]
 
 

@@ -1,7 +1,7 @@
 """Instruction-following pruning: a sub-network for each prompt (arXiv 2501.02086).
 
-A predictor reads the prompt once and says which hidden units of every feed-forward layer are worth computing; the answer is made by
-these alone. Predictor and model are trained together through a relaxed top-k.
+A predictor reads the prompt once and says which hidden units of every feed-forward layer are worth computing; the answer is
+made by these alone. Predictor and model are trained together through a relaxed top-k.
 
     model = IFPrune(keep=0.25, groups=None, predictor="reader").apply(decoder)     # a decoder with a predictor, to be trained
     choice = model.choose(prompt_ids)                                                # which units this prompt uses
@@ -40,6 +40,11 @@ class IFPrune:
     first: int = 0
     dim: int = 64
     """Width of a "reader"."""
+    head: int = 128
+    """Width between the two maps that make scores."""
+    window: int | None = None
+    """How many of the last tokens a prompt chooses by; None: all."""
+    spread: float = 1.0
     temperature: float = 1.0
     cold: float = 0.1
     steps: int = 500
@@ -73,14 +78,19 @@ class IFPrune:
         """The tree of decoder and predictor together."""
         decoder = self(tree)
         _, node = decoder.find(SubnetMLP)[0]
-        common: dict[str, Any] = {"layers": len(decoder.find(SubnetMLP)), "groups": node.groups}
+        common: dict[str, Any] = {
+            "layers": len(decoder.find(SubnetMLP)),
+            "groups": node.groups,
+            "spread": self.spread,
+            "hidden": self.head,
+        }
         predictor: Any
         if self.predictor == "reader":
-            predictor = Reader.Config(vocab=decoder.vocab, dim=self.dim, **common)
+            predictor = Reader.Config(vocab=decoder.vocab, dim=self.dim, window=self.window, **common)
         elif self.predictor == "first-layers":
-            predictor = FirstLayers.Config(dim=decoder.dim, first=self.first, **common)
+            predictor = FirstLayers.Config(dim=decoder.dim, first=self.first, window=self.window, **common)
         else:
-            predictor = Fixed.Config(**common)
+            predictor = Fixed.Config(**{name: common[name] for name in ("layers", "groups", "spread")})
         budgets = tuple(max(1, round(share * node.groups)) for share in self._shares())
         cooling = {name: getattr(self, name) for name in ("temperature", "cold", "steps", "hard")}
         made: Instructed.Config = Instructed.Config(decoder=decoder, predictor=predictor, budgets=budgets, **cooling)

@@ -29,10 +29,14 @@ class Activity:
         self.decoder: Any = decoder
         self.paths = [path for path, part in decoder.named_modules() if isinstance(part, GatedMLP)]
         if not self.paths:
-            raise UnsupportedPair("the model has no gated MLP whose units can be chosen", hint="mixtures choose experts")
-        widths = {decoder.get_submodule(path).config.hidden_dim for path in self.paths}  # type: ignore[union-attr]
-        if len(widths) > 1 or (width := widths.pop()) % size:
-            raise UnsupportedPair(f"MLPs of {sorted(widths) or width} units in groups of {size}", hint="use a divisor")
+            raise UnsupportedPair(
+                "the model has no gated MLP whose units can be chosen", hint="mixtures choose experts"
+            )
+        mlps: list[Any] = [decoder.get_submodule(path) for path in self.paths]
+        width: int = mlps[0].config.hidden_dim
+        if width % size or any(mlp.config.hidden_dim != width for mlp in mlps):
+            widths = sorted({mlp.config.hidden_dim for mlp in mlps})
+            raise UnsupportedPair(f"MLPs of {widths} units in groups of {size}", hint="use equal ones and a divisor")
         self.size = size
         self.groups = width // size
         self.budget = max(1, round(keep * self.groups))

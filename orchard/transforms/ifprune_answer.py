@@ -1,9 +1,9 @@
 """A sequence that runs on a choice, and makes it anew every so many tokens of its answer.
 
-The prompt chooses before anything is read. After that the choice is made again by the last tokens of the text, at places that depend
-on the sequence alone: not on how its tokens are cut into calls, nor on its company. What was chosen at which place is kept with the
-keys and values, so that going back (a wrong guess) goes back to the choice of that place. Keys and values of earlier tokens stay
-as they were made, by other units: what that costs is measured by the study `afm-3`.
+The prompt chooses before anything is read. After that the choice is made again by the last tokens of the text, at places that
+depend on the sequence alone: not on how its tokens are cut into calls, nor on its company. What was chosen at which place is
+kept with the keys and values, so that going back (a wrong guess) goes back to the choice of that place. Keys and values of
+earlier tokens stay as they were made, by other units: what that costs is measured by the study `afm-3`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from orchard.transforms.ifprune_choice import Choice
 class Answering:
     """A model for one prompt, as an engine runs it: over a `Stored`, or over an `Instructed` with all its units in memory.
 
-    `every`: tokens of the answer between two choices (None: the prompt's serves all). `margin`: by how much a group's score has to
-    be better before it takes another's place. `window`: how many of the last tokens choose (None: all).
+    `every`: tokens of the answer between two choices (None: the prompt's serves all). `margin`: by how much a group's score has
+    to be better before it takes another's place. `window`: how many of the last tokens choose (None: all).
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class Answering:
         self.every = every
         self.margin = margin
         self.window = window
-        self.choice: Choice = model.choose(self.prompt[-window:] if window else self.prompt, budget) if choice is None else choice
+        self.choice: Choice = (
+            model.choose(self.prompt[-window:] if window else self.prompt, budget) if choice is None else choice
+        )
 
     @property
     def config(self) -> Any:

@@ -1,8 +1,8 @@
 """One choice of hidden units: for a prompt, or for a task.
 
-A choice is a ranking: scores of all groups of all layers. What a budget keeps are the first of it, so choices of one ranking nest. How
-much a kept group counts (λ) depends on the budget and the temperature, and belongs to the choice: a model that was trained with it
-runs with it.
+A choice is a ranking: scores of all groups of all layers. What a budget keeps are the first of it, so choices of one ranking
+nest. How much a kept group counts (λ) depends on the budget and the temperature, and belongs to the choice: a model that was
+trained with it runs with it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from orchard.transforms.ifprune_topk import chosen, top_k
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """`scores` [layers, groups] on the CPU; `budget`: how many groups of each layer are kept. `temperature`: that of λ; None: what is
-    kept counts in full, as for a model that was not trained to choose."""
+    """`scores` [layers, groups] on the CPU; `budget`: how many groups of each layer are kept. `temperature`: that of λ; None:
+    what is kept counts in full, as for a model that was not trained to choose."""
 
     scores: Tensor
     budget: int
@@ -86,7 +86,9 @@ class Choice:
             coming = sorted(set(new) - stays, key=lambda group: -float(row[group]))
             going = sorted(stays - set(new), key=lambda group: float(row[group]))
             for one, other in zip(coming, going, strict=True):
-                if float(row[one]) - float(row[other]) <= margin:  # trade places: the old one goes on in the new one's stead
+                if (
+                    float(row[one]) - float(row[other]) <= margin
+                ):  # trade places: the old one goes on in the new one's stead
                     row[one], row[other] = float(row[other]), float(row[one])
         return replace(self, scores=scores)
 
@@ -108,7 +110,9 @@ class Choice:
 
     def _fits(self, budget: int) -> int:
         if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= self.of:
-            raise UsageError(f"a budget of {budget} of {self.of} groups", hint=f"use a whole number from 1 to {self.of}")
+            raise UsageError(
+                f"a budget of {budget} of {self.of} groups", hint=f"use a whole number from 1 to {self.of}"
+            )
         return budget
 
     def _alike(self, other: Choice) -> None:

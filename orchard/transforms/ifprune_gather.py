@@ -38,7 +38,8 @@ def gathered(decoder: nn.Module, choice: Choice) -> Any:
     layers = choosing(decoder)
     if len(layers) != choice.layers or any(part.config.groups != choice.of for part in layers.values()):
         raise UsageError(
-            f"a choice of {choice.layers} × {choice.of} groups is not for this model", hint="use one that it made itself"
+            f"a choice of {choice.layers} × {choice.of} groups is not for this model",
+            hint="use one that it made itself",
         )
     whole, units = plain(decoder), {}
     for (path, part), groups, weights in zip(layers.items(), choice.groups(), choice.weights, strict=True):
@@ -54,7 +55,8 @@ def picked(decoder: nn.Module, choice: Choice) -> Any:
         raise UsageError(f"a choice of {choice.layers} layers for a model of {len(paths)}", hint="use one that it made")
     whole, units = decoder, {}
     for path, groups, weights in zip(paths, choice.groups(), choice.weights, strict=True):
-        width = decoder.get_submodule(path).config.hidden_dim  # type: ignore[union-attr]
+        mlp: Any = decoder.get_submodule(path)
+        width: int = mlp.config.hidden_dim
         if width % choice.of:
             raise UsageError(f"{path} has {width} units, which are not {choice.of} groups", hint="use one that it made")
         size = width // choice.of

@@ -1,7 +1,7 @@
 """Choices with names, in a file: one for each task, made once and used by every prompt of that task.
 
-A file is a safetensors of one tensor a choice (its scores, under its name), with budgets, temperatures and the model they belong to in
-the header. It is written whole or not at all, and a file of another model is refused by name.
+A file is a safetensors of one tensor a choice (its scores, under its name), with budgets, temperatures and the model they
+belong to in the header. It is written whole or not at all, and a file of another model is refused by name.
 """
 
 from __future__ import annotations

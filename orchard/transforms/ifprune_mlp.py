@@ -1,9 +1,9 @@
 """A gated MLP of which each sequence uses some hidden units.
 
-Units come in two kinds: `shared` ones, always used, and `groups` of equally many that are chosen. What is used travels with the pass
-(`Context.units`): for every layer how much each group counts, one row a sequence, or one a token where the choice changes on the way.
-Without that the layer is the whole MLP. A mask in a batch is a product: rows of one batch use other units, so nothing can be
-gathered; what runs one sequence gathers (`ifprune_gather`) or reads only what is chosen (`ifprune_resident`).
+Units come in two kinds: `shared` ones, always used, and `groups` of equally many that are chosen. What is used travels with the
+pass (`Context.units`): for every layer how much each group counts, one row a sequence, or one a token where the choice changes
+on the way. Without that the layer is the whole MLP. A mask in a batch is a product: rows of one batch use other units, so
+nothing can be gathered; what runs one sequence gathers (`ifprune_gather`) or reads only what is chosen (`ifprune_resident`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class SubnetMLP(GatedMLP):
         hidden = self.act(self.gate(x)) * self.up(x)
         weights = None if context.units is None else context.units.get(self.config.place)
         if weights is not None:
-            hidden = hidden * self.spread(weights[:, -x.shape[1] :] if weights.shape[1] > 1 else weights).to(hidden.dtype)
+            hidden = hidden * self.spread(weights[:, -x.shape[1] :] if weights.shape[1] > 1 else weights).to(
+                hidden.dtype
+            )
         y: Tensor = self.down(hidden)
         return y
 

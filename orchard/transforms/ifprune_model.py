@@ -48,7 +48,9 @@ class Instructed(Configurable, nn.Module):
             groups = counts.pop()
             self.predictor.layers, self.predictor.groups = len(places), groups  # type: ignore[attr-defined]
             if not self.budgets or not all(0 < budget <= groups for budget in self.budgets):
-                raise ConfigError(f"budgets of {self.budgets} of {groups} groups", hint=f"use numbers from 1 to {groups}")
+                raise ConfigError(
+                    f"budgets of {self.budgets} of {groups} groups", hint=f"use numbers from 1 to {groups}"
+                )
             if self.steps < 1 or not 0 < self.cold <= self.temperature:
                 raise ConfigError("masks cool over steps ≥ 1 to a temperature above 0", hint="set steps and cold")
 
@@ -108,7 +110,9 @@ class Instructed(Configurable, nn.Module):
         fall = self.config.cold / self.config.temperature
         return float(self.config.temperature * fall**self.done)
 
-    def units(self, ids: Tensor, at: Tensor, spans: Tensor | None = None, budget: int | None = None) -> dict[int, Tensor]:
+    def units(
+        self, ids: Tensor, at: Tensor, spans: Tensor | None = None, budget: int | None = None
+    ) -> dict[int, Tensor]:
         """Weights of groups by layer. `at` [B, n]: the places up to which tokens are looked at, n times; `spans` [B, T]: which of
         these n choices each token uses (None: the only one). In training, a budget is drawn unless one is named."""
         if self.training:

@@ -1,7 +1,7 @@
 """Who says which hidden units a prompt needs: scores of all groups of all layers, from the tokens up to a place.
 
-- `Reader`: a small language model of its own reads the prompt; two linear maps make scores of its last state (arXiv 2501.02086,
-  where it has 302 million weights).
+- `Reader`: a small language model of its own reads the prompt; two linear maps make scores of the mean of its states (arXiv
+  2501.02086, where it has 302 million weights).
 - `FirstLayers`: the model's own first layers read it, which choose nothing themselves (the "lightweight dense block" of
   AFM 3 Core Advanced, as far as its announcement tells).
 - `Fixed`: the same scores for every prompt, learned: a static mask, to compare with.
@@ -37,21 +37,26 @@ class _Head(nn.Module):
         self.shape = (layers, groups)
         self.wide: Linear = Linear.Config(in_dim=dim, out_dim=hidden, bias=True).build()
         self.out: Linear = Linear.Config(in_dim=hidden, out_dim=layers * groups, bias=True).build()
-        if not self.out.weight.is_meta:  # type: ignore[union-attr]
-            nn.init.normal_(self.wide.weight, std=dim**-0.5)  # type: ignore[arg-type]
-            nn.init.normal_(self.out.weight, std=spread * (hidden / 2) ** -0.5)  # type: ignore[arg-type]
+        if not self.out.weight.is_meta:
+            nn.init.normal_(self.wide.weight, std=dim**-0.5)
+            nn.init.normal_(self.out.weight, std=spread * (hidden / 2) ** -0.5)
 
     def forward(self, state: Tensor) -> Tensor:
         scores: Tensor = self.out(torch.relu(self.wide(state)))
         return scores.unflatten(-1, self.shape)
 
 
-def _pooled(states: Tensor, at: Tensor, pool: Pool) -> Tensor:
-    """States [B, T, d] as one for each place of `at` [B, n]: the state there, or the mean of all up to there."""
-    if pool == "mean":
-        places = torch.arange(1, states.shape[1] + 1, device=states.device, dtype=states.dtype)
-        states = states.cumsum(1) / places[None, :, None]
-    return states.gather(1, at[..., None].expand(*at.shape, states.shape[-1]))
+def _pooled(states: Tensor, at: Tensor, pool: Pool, window: int | None = None) -> Tensor:
+    """States [B, T, d] as one for each place of `at` [B, n]: the state there, or the mean of the last `window` up to there."""
+
+    def there(values: Tensor, places: Tensor) -> Tensor:
+        return values.gather(1, places[..., None].expand(*places.shape, values.shape[-1]))
+
+    if pool == "last":
+        return there(states, at)
+    sums = torch.cat([torch.zeros_like(states[:, :1]), states.cumsum(1)], 1)
+    first = torch.zeros_like(at) if window is None else (at + 1 - window).clamp_min(0)
+    return (there(sums, at + 1) - there(sums, first)) / (at + 1 - first)[..., None].to(states.dtype)
 
 
 class Reader(Configurable, nn.Module):
@@ -67,7 +72,9 @@ class Reader(Configurable, nn.Module):
         heads: int = 4
         hidden: int = 128
         """Width of the head."""
-        pool: Pool = "last"
+        pool: Pool = "mean"
+        window: int | None = None
+        """How many of the last states "mean" is of; None: all of them."""
         spread: float = 1.0
         embedding: Embedding.Config = field(default_factory=Embedding.Config)
         stack: Stack.Config | None = None
@@ -96,7 +103,7 @@ class Reader(Configurable, nn.Module):
 
     def forward(self, ids: Tensor, at: Tensor, decoder: Any = None) -> Tensor:
         states = self.norm(self.stack(self.embedding(ids, self.norm.weight.dtype), Context.whole(ids)))
-        scores: Tensor = self.head(_pooled(states, at, self.config.pool))
+        scores: Tensor = self.head(_pooled(states, at, self.config.pool, self.config.window))
         return scores
 
 
@@ -111,6 +118,8 @@ class FirstLayers(Configurable, nn.Module):
         first: int = 1
         hidden: int = 128
         pool: Pool = "mean"
+        window: int | None = None
+        """How many of the last states "mean" is of; None: all of them."""
         spread: float = 1.0
         norm: RMSNorm.Config = field(default_factory=RMSNorm.Config)
 
@@ -127,7 +136,7 @@ class FirstLayers(Configurable, nn.Module):
         x, context = decoder.embedding(ids, decoder.dtype), Context.whole(ids)
         for layer in decoder.stack.layers[: self.config.first]:
             x = layer(x, context)
-        scores: Tensor = self.head(_pooled(self.norm(x), at, self.config.pool))
+        scores: Tensor = self.head(_pooled(self.norm(x), at, self.config.pool, self.config.window))
         return scores
 
 

@@ -89,7 +89,9 @@ class Stored:
     `budget_bytes` is what groups may take in memory; less than one layer's choice is refused (`BudgetTooSmall`).
     """
 
-    def __init__(self, model: Any, records: Records, *, budget_bytes: int, policy: str = "lru", threads: int = 2) -> None:
+    def __init__(
+        self, model: Any, records: Records, *, budget_bytes: int, policy: str = "lru", threads: int = 2
+    ) -> None:
         layers = choosing(model.decoder)
         found = [(layer.name, layer.units) for layer in records.layers]
         if found != [(name, part.config.groups) for name, part in layers.items()]:

@@ -34,7 +34,13 @@ def decoder(seed: int = 0, hidden: int = HIDDEN, dim: int = DIM) -> Decoder:
 
 def instructed(seed: int = 0, **settings: object) -> Instructed:
     """With weights that are large enough for choices to matter."""
-    usual: dict[str, object] = {"keep": (0.5, 0.25), "groups": 6, "shared": 0.25, "predictor": "first-layers", "first": 1}
+    usual: dict[str, object] = {
+        "keep": (0.5, 0.25),
+        "groups": 6,
+        "shared": 0.25,
+        "predictor": "first-layers",
+        "first": 1,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = IFPrune(**{**usual, **settings}).apply(decoder(seed))  # type: ignore[arg-type]

@@ -68,7 +68,9 @@ def test_a_choice_sees_nothing_after_its_place() -> None:
         other = IDS.clone()
         other[0, 7:] = 1
         at = torch.tensor([[6]])
-        assert torch.allclose(model.predictor(IDS, at, model.decoder), model.predictor(other, at, model.decoder), atol=1e-6)
+        assert torch.allclose(
+            model.predictor(IDS, at, model.decoder), model.predictor(other, at, model.decoder), atol=1e-6
+        )
 
 
 def test_spans_use_the_choice_before_them() -> None:

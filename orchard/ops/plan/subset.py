@@ -1,8 +1,8 @@
 """A plan with fewer hidden units in its gated MLPs: blocks of packed bytes are picked out, nothing is unpacked.
 
-Packed rows lie in blocks of 32, and columns in groups of a format's own: whole groups of units, each as long as both (`unit_of`), can
-be taken out of gate, up and down as they are. Every other tensor is shared with the plan, so that a sub-network costs the memory
-of its own units. A factor on a group goes into the scales (or values) of its rows of `up`.
+Packed rows lie in blocks of 32, and columns in groups of a format's own: whole groups of units, each as long as both
+(`unit_of`), can be taken out of gate, up and down as they are. Every other tensor is shared with the plan, so that a
+sub-network costs the memory of its own units. A factor on a group goes into the scales (or values) of its rows of `up`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def gated_mlps(plan: Plan) -> dict[str, tuple[int, int]]:
     for at, step in enumerate(plan.steps):
         if isinstance(step, Gated):
             path = step.gate.tensor.removesuffix(".weight").removesuffix(".gate")
-            down = next((i for i in range(at + 1, len(plan.steps)) if getattr(plan.steps[i], "src", None) == step.to), None)
+            down = next(
+                (i for i in range(at + 1, len(plan.steps)) if getattr(plan.steps[i], "src", None) == step.to), None
+            )
             after = plan.steps[down] if down is not None else None
             if down is not None and isinstance(after, Linear) and len(after.outputs) == 1 and after.norm is None:
                 matrices = (step.gate, step.up, after.outputs[0].matrix)
@@ -50,7 +52,8 @@ def unit_of(plan: Plan, path: str) -> int:
 
 
 def subset(plan: Plan, kept: Mapping[str, Sequence[int]], factors: Mapping[str, Sequence[float]] | None = None) -> Plan:
-    """The plan with only these groups (of `unit_of` units each) of some MLPs, in rising order; `factors`: how much each counts."""
+    """The plan with only these groups (of `unit_of` units each) of some MLPs, in rising order; `factors`: how much each
+    counts."""
     steps, tensors, widths = list(plan.steps), dict(plan.tensors), list(plan.widths)
     narrowed = {at for path in kept for at in _steps_of(plan, path)[:1]}
     # A buffer that only these MLPs write to is theirs to narrow; it would otherwise be one that nobody writes.
@@ -81,7 +84,7 @@ def subset(plan: Plan, kept: Mapping[str, Sequence[int]], factors: Mapping[str, 
         if weighed is not None and biases["up_bias"] is not None:
             tensors[biases["up_bias"]] = tensors[biases["up_bias"]] * np.repeat(weighed, BLOCK)
         narrow = {name: replace(getattr(gated, name), rows=width) for name in ("gate", "up")}
-        steps[at] = replace(gated, to=buffer, **narrow)  # type: ignore[arg-type]
+        steps[at] = replace(gated, to=buffer, **narrow)
         steps[below] = replace(down, src=buffer, outputs=(replace(out, matrix=replace(out.matrix, cols=width)),))
     made = replace(plan, steps=steps, tensors=tensors, widths=widths)
     check(made)
@@ -91,7 +94,9 @@ def subset(plan: Plan, kept: Mapping[str, Sequence[int]], factors: Mapping[str, 
 def _steps_of(plan: Plan, path: str) -> tuple[int, int]:
     found = gated_mlps(plan)
     if path not in found:
-        raise UnsupportedPair(f"the plan has no gated MLP called {path!r} whose units can be taken", hint="choose in torch")
+        raise UnsupportedPair(
+            f"the plan has no gated MLP called {path!r} whose units can be taken", hint="choose in torch"
+        )
     return found[path]
 
 
