@@ -1,6 +1,6 @@
 """Sub-networks of a loaded model: one for each prompt, or one for a task, under a name.
 
-    model.subnets.by_prompt(keep=0.5)                     # from now on every prompt chooses half of the hidden units
+    model.subnets.by_prompt(keep=0.75)                    # from now on every prompt chooses three quarters of the hidden units
     model.subnets.add("sql", model.subnets.for_task(prompts))
     fast = model.subnets.model("sql")                     # a model that shares the weights, the engine and its slots
     model.subnets.save("masks.safetensors"); model.subnets.load("masks.safetensors")
@@ -11,6 +11,7 @@ the packed weights; nothing is unpacked, and all but its own hidden units is sha
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -56,8 +57,9 @@ class Subnets(Mapping[str, "Choice"]):
 
     # By prompt ---------------------------------------------------------------------------------------------------------
 
-    def by_prompt(self, chooser: Chooser | None = None, *, keep: float = 0.5) -> None:
-        """Let every prompt choose, from now on: by `chooser`, or by which units it uses most. Requests with an adapter do not."""
+    def by_prompt(self, chooser: Chooser | None = None, *, keep: float = 0.75) -> None:
+        """Let every prompt choose, from now on: by `chooser`, or by which units it uses most. Requests with an adapter do not.
+        A model that was not trained to be cut loses much by it, a small one most: measure before you use it."""
         chosen = chooser or self.activity(keep)
 
         @contextmanager
@@ -74,7 +76,7 @@ class Subnets(Mapping[str, "Choice"]):
         """Prompts choose no more; answers under way go on."""
         self._engine.on_prompt = None
 
-    def activity(self, keep: float = 0.5) -> Chooser:
+    def activity(self, keep: float = 0.75) -> Chooser:
         """Chooses by how much a prompt uses each unit. Builds the model in torch, which reads every prompt once."""
         from orchard.transforms.ifprune_activity import Activity
 
@@ -83,7 +85,7 @@ class Subnets(Mapping[str, "Choice"]):
                 self._activity[keep] = Activity(self._base().decoder, size=self._size(), keep=keep)
             return self._activity[keep]
 
-    def for_task(self, prompts: Sequence[Any], keep: float = 0.5) -> Choice:
+    def for_task(self, prompts: Sequence[Any], keep: float = 0.75) -> Choice:
         """One choice for a task, from some of its prompts (texts, conversations or token ids)."""
         from orchard.transforms.ifprune_choice import Choice
 
@@ -211,6 +213,35 @@ class Subnets(Mapping[str, "Choice"]):
 
     def __len__(self) -> int:
         return len(self._named)
+
+
+def choose_for_each(
+    engine: Engine, *, budget: int | None = None, every: int | None = None, margin: float = 0.0
+) -> None:
+    """Let every prompt choose on an engine over a model that has learnt to (`transforms.ifprune_model.Instructed`), or over one
+    whose groups live in a file (`transforms.ifprune_resident.Stored`). `every`: the choice is made anew after so many tokens of
+    an answer; `margin`: by how much a group has to be better before it takes another's place."""
+    from orchard.generate.torch_forward import TorchRunner
+    from orchard.transforms.ifprune_answer import Answering
+
+    runner = engine.model
+    if not isinstance(runner, TorchRunner) or not hasattr(runner.model, "choose"):
+        raise UnsupportedPair(
+            "this engine's model does not choose", hint="use `Model.subnets`, or train it with IFPrune"
+        )
+    count = itertools.count(1)
+
+    @contextmanager
+    def on_prompt(request: Request) -> Iterator[Request]:
+        one = Answering(runner.model, request.ids, budget=budget, every=every, margin=margin)
+        name = f"prompt {next(count)}"
+        runner.add_variant(name, TorchRunner(one))
+        try:
+            yield replace(request, adapter=name)
+        finally:
+            _dropped(engine, name)
+
+    engine.on_prompt = on_prompt
 
 
 def _check(choice: Choice, layers: int) -> None:

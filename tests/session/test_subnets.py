@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,19 @@ import pytest
 import torch
 
 import orchard
-from orchard.core.errors import BadFile, UsageError
+from orchard.cache.experts import Records, RecordsUnreadable
+from orchard.core.errors import BadFile, UnsupportedPair, UsageError
+from orchard.generate.engine import Engine
+from orchard.generate.request import Request
+from orchard.generate.torch_forward import TorchRunner
 from orchard.session.model import Model
 from orchard.session.options import GenerationOptions
-from orchard.session.subnets import KEPT
+from orchard.session.subnets import KEPT, choose_for_each
 from orchard.transforms.ifprune_choice import Choice
 from orchard.transforms.ifprune_gather import picked
+from orchard.transforms.ifprune_resident import Stored, write_groups
 from tests.tiny import tiny_gguf
+from tests.transforms.ifprune_models import instructed
 
 PROMPT = [72, 101, 108, 108, 111]
 OTHERS = [[65, 66, 67], [120, 121], [48, 49, 50, 51, 52, 53]]
@@ -165,3 +172,53 @@ def test_a_session_talks_through_it(model: Model) -> None:
     with orchard.Session(model=model, guardrails=None) as session:
         session.respond("hello", options=GenerationOptions(maximum_response_tokens=3))
     assert len(asked) == 1
+
+
+# Over a file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(tmp_path: Path, empty_home: Path) -> Iterator[Engine]:
+    """An engine over a decoder that chooses, with two of four groups of each layer in memory."""
+    tokenizer = orchard.load(tiny_gguf(tmp_path / "tiny.gguf"), dtype="float32").tokenizer
+    chooses = instructed(vocab=tokenizer.vocab_size, groups=4, keep=0.5, shared=0.0)
+    write_groups(chooses.decoder, tmp_path / "groups")
+    records = Records.open(tmp_path / "groups")
+    stored = Stored(chooses, records, budget_bytes=4 * records.record_bytes)
+    yield Engine(TorchRunner(stored), tokenizer)
+    stored.close()
+
+
+def answers(engine: Engine, prompts: list[list[int]]) -> list[Any]:
+    return [answer.ids for answer in engine.answer([Request(tuple(ids), max_tokens=8, seed=0) for ids in prompts])]
+
+
+def test_weights_in_a_file_serve_many_prompts(engine: Engine) -> None:
+    prompts = [PROMPT, *OTHERS]
+    choose_for_each(engine, every=3)
+    alone = [answers(engine, [prompt])[0] for prompt in prompts]
+    assert answers(engine, prompts) == alone
+    runner: Any = engine.model
+    whole = runner.model.chooser
+    memory = Engine(TorchRunner(whole), engine.tokenizer)
+    choose_for_each(memory, every=3)
+    assert answers(memory, prompts) == alone
+    assert not list(runner.variants)
+
+
+def test_a_disk_that_goes_away_ends_one_request(engine: Engine, tmp_path: Path) -> None:
+    choose_for_each(engine)
+    first = answers(engine, [PROMPT])
+    path = tmp_path / "groups"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096])
+    with pytest.raises(RecordsUnreadable):
+        for prompt in OTHERS:  # one of them needs a group that is not in memory
+            answers(engine, [prompt])
+    path.write_bytes(whole)
+    assert answers(engine, [PROMPT]) == first
+
+
+def test_only_models_that_choose(model: Model) -> None:
+    with pytest.raises(UnsupportedPair, match="does not choose"):
+        choose_for_each(model.engine)

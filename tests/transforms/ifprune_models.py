@@ -14,25 +14,25 @@ from orchard.transforms.ifprune_model import Instructed
 VOCAB, DIM, HIDDEN, LAYERS = 23, 16, 32, 3
 
 
-def tree(hidden: int = HIDDEN, dim: int = DIM) -> Decoder.Config:
+def tree(hidden: int = HIDDEN, dim: int = DIM, vocab: int = VOCAB) -> Decoder.Config:
     block = Block.Config(
         mixer=Attention.Config(heads=2, kv_heads=1, head_dim=8), mlp=GatedMLP.Config(hidden_dim=hidden)
     )
     stack = Stack.Config(layers=[block.clone() for _ in range(LAYERS)])
-    return Decoder.Config(vocab=VOCAB, dim=dim, context=64, stack=stack, head=None).complete()
+    return Decoder.Config(vocab=vocab, dim=dim, context=64, stack=stack, head=None).complete()
 
 
-def decoder(seed: int = 0, hidden: int = HIDDEN, dim: int = DIM) -> Decoder:
+def decoder(seed: int = 0, hidden: int = HIDDEN, dim: int = DIM, vocab: int = VOCAB) -> Decoder:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made: Decoder = tree(hidden, dim).build()
+        made: Decoder = tree(hidden, dim, vocab).build()
         for parameter in made.parameters():
             if parameter.ndim == 2:
                 parameter.data.normal_(std=0.4)
     return made.eval()
 
 
-def instructed(seed: int = 0, **settings: object) -> Instructed:
+def instructed(seed: int = 0, vocab: int = VOCAB, **settings: object) -> Instructed:
     """With weights that are large enough for choices to matter."""
     usual: dict[str, object] = {
         "keep": (0.5, 0.25),
@@ -43,5 +43,5 @@ def instructed(seed: int = 0, **settings: object) -> Instructed:
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = IFPrune(**{**usual, **settings}).apply(decoder(seed))  # type: ignore[arg-type]
+        made = IFPrune(**{**usual, **settings}).apply(decoder(seed, vocab=vocab))  # type: ignore[arg-type]
     return made.eval()
