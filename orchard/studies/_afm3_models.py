@@ -42,15 +42,17 @@ class Size:
     dim: int = 64
     layers: int = 3
     hidden: int = 512
+    first: int = 128
+    """Hidden units of the first layer, which reads prompts for the others and chooses nothing."""
     shared: float = 0.25
     groups: int = 24
-    rows: int = 16
+    rows: int = 8
     length: int = 96
     span: int = 32
     """Tokens that one choice is made by, and that it serves in training."""
-    base: int = 200
+    base: int = 250
     """Steps before ways part, and after."""
-    steps: int = 250
+    steps: int = 350
     rate: float = 5e-3
     tune: float = 4e-3
     temperature: float = 2.0
@@ -71,14 +73,13 @@ class Size:
 
 
 def tree(size: Size, hidden: int) -> Decoder.Config:
-    """The first layer reads prompts for the others, and always has all its units."""
     heads = size.dim // 16
     block = Block.Config(
         mixer=Attention.Config(heads=heads, kv_heads=heads, head_dim=16, rotary=Rotary.Config(theta=300.0)),
         mlp=GatedMLP.Config(hidden_dim=hidden),
     )
     layers = [block.clone() for _ in range(size.layers)]
-    layers[0].mlp = GatedMLP.Config(hidden_dim=size.hidden)
+    layers[0].mlp = GatedMLP.Config(hidden_dim=size.first)
     stack = Stack.Config(layers=layers)
     return Decoder.Config(vocab=VOCAB, dim=size.dim, context=512, stack=stack, head=None).complete()
 

@@ -19,7 +19,7 @@ from orchard.core.seeds import fold
 DOMAINS = ("sums", "code", "table", "english")
 CHARACTERS = "\n abcdefghijklmnopqrstuvwxyz0123456789+=*;:.,(){}[]<>|-_"
 VOCAB = len(CHARACTERS)
-FACTS = 160
+FACTS = 48
 """Of each kind."""
 _ID = {character: place for place, character in enumerate(CHARACTERS)}
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"

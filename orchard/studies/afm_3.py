@@ -31,7 +31,17 @@ from orchard.studies.harness import Outcome
 SCALES = {
     "small": Size(),
     "full": Size(
-        dim=128, layers=4, hidden=1024, rows=64, length=128, base=1500, steps=1500, rate=3e-3, tune=2e-3, held_out=128
+        dim=128,
+        layers=4,
+        hidden=1024,
+        first=1024,
+        rows=64,
+        length=128,
+        base=1500,
+        steps=1500,
+        rate=3e-3,
+        tune=2e-3,
+        held_out=128,
     ),
 }
 CLAIMS = [

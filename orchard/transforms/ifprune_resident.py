@@ -26,7 +26,7 @@ from orchard.nn.tensors import dense_tensor
 from orchard.transforms.ifprune_choice import Choice
 from orchard.transforms.ifprune_gather import choosing
 from orchard.transforms.ifprune_mlp import SubnetMLP
-from orchard.transforms.lora_twin import replaced
+from orchard.transforms.lora_twin import replaced, twin
 
 PARTS = ("gate", "up", "down")
 
@@ -96,12 +96,14 @@ class Stored:
         found = [(layer.name, layer.units) for layer in records.layers]
         if found != [(name, part.config.groups) for name, part in layers.items()]:
             raise UsageError(f"{records.path.name} holds the groups of another model", hint="write them with this one")
-        self.chooser = model
         working = int(model.config.budgets[0])
         self.resident = Resident(records, budget_bytes, policy_named(policy), working_set=working, threads=threads)
         makers = {name: lambda part: StoredMLP(part, self.resident) for name in layers}
         self.decoder: Any = replaced(model.decoder, makers)
         self.decoder.eval()
+        # Whoever chooses reads by what is in memory anyway: nobody holds the groups when the model is let go of.
+        self.chooser = twin(model).eval()
+        self.chooser._modules["decoder"] = self.decoder
 
     @property
     def config(self) -> Any:

@@ -199,7 +199,7 @@ def test_weights_in_a_file_serve_many_prompts(engine: Engine) -> None:
     alone = [answers(engine, [prompt])[0] for prompt in prompts]
     assert answers(engine, prompts) == alone
     runner: Any = engine.model
-    whole = runner.model.chooser
+    whole = instructed(vocab=engine.tokenizer.vocab_size, groups=4, keep=0.5, shared=0.0)
     memory = Engine(TorchRunner(whole), engine.tokenizer)
     choose_for_each(memory, every=3)
     assert answers(memory, prompts) == alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,19 @@ def test_what_is_in_memory_is_what_is_counted(model: Instructed, stored: Stored)
     cfg = model.decoder.config.stack.layers[1].mlp
     rest = sum(p.nbytes for p in decoder().parameters()) - 2 * 3 * 4 * cfg.dim * cfg.size * cfg.groups
     assert stored.nbytes == rest + 6 * stored.resident.slot_bytes
+
+
+def test_the_groups_are_not_held_in_memory(path: Path) -> None:
+    model = instructed()
+    gone = weakref.ref(model.decoder.stack.layers[1].mlp.gate.weight)
+    with Records.open(path) as records:
+        stored = Stored(model, records, budget_bytes=6 * records.record_bytes)
+        want = model.choose(IDS).groups()
+        del model
+        gc.collect()
+        assert gone() is None
+        assert stored.choose(IDS).groups() == want
+        stored.close()
 
 
 @pytest.mark.parametrize("every", [2, 3])
