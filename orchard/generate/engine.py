@@ -157,11 +157,11 @@ class Engine:
             return
         context, scheduler = self.model.config.context, self._scheduler
         with ExitStack() as done:
-            requests = [self._prompted(request, done) for request in requests]
-            rows = [
-                Row(index, request, self.tokenizer, room=context - len(request.ids))
-                for index, request in enumerate(requests)
-            ]
+            rows = []
+            for index, request in enumerate(requests):
+                request, trouble = self._prompted(request, done)
+                rows.append(Row(index, request, self.tokenizer, room=context - len(request.ids)))
+                rows[-1].trouble = trouble
             batch = scheduler.submit(rows, stopped)
             del rows
             try:
@@ -170,10 +170,14 @@ class Engine:
             finally:
                 scheduler.close(batch)
 
-    def _prompted(self, request: Request, done: ExitStack) -> Request:
+    def _prompted(self, request: Request, done: ExitStack) -> tuple[Request, Exception | None]:
+        """The request as `on_prompt` leaves it, or what went wrong there, which is this request's trouble alone."""
         if self.on_prompt is None or request.adapter is not None:
-            return request
-        return done.enter_context(self.on_prompt(request))
+            return request, None
+        try:
+            return done.enter_context(self.on_prompt(request)), None
+        except Exception as error:
+            return request, error
 
     def _with_guesses(self, request: Request) -> Request:
         usual = self.drafts.usual(request)

@@ -1,8 +1,7 @@
 """The models of `afm-3` and how they learn.
 
-One dense model is the beginning of three: it goes on as it is, it learns to choose, or it is cut to a fixed part by how active
-its units are and goes on as that. A fourth, of the size that is used, learns from nothing for as many steps. All read the same
-rows.
+All begin from the same numbers and read the same rows for as many steps: one that chooses, a dense one of all units, a dense one of
+as many as a choice uses, and a dense one that is cut on the way to a fixed part by how active its units are.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Size:
     """How large everything is."""
 
     dim: int = 64
-    layers: int = 3
+    layers: int = 2
     hidden: int = 512
     first: int = 128
     """Hidden units of the first layer, which reads prompts for the others and chooses nothing."""
@@ -50,9 +49,11 @@ class Size:
     length: int = 96
     span: int = 32
     """Tokens that one choice is made by, and that it serves in training."""
-    base: int = 250
-    """Steps before ways part, and after."""
-    steps: int = 350
+    opening: int = 8
+    """Tokens that the first choice of a row is made by in training."""
+    base: int = 200
+    """Steps of the dense model that is cut to a fixed part, and of that part afterwards; all others learn for as many together."""
+    steps: int = 300
     rate: float = 5e-3
     tune: float = 4e-3
     temperature: float = 2.0
@@ -98,14 +99,16 @@ def ways(size: Size, seed: int) -> dict[str, Any]:
         return learn(model, objective, read, steps, rate, seed=seed, title=title, decay=0.01)
 
     plain: Objective = NextToken.Config().build()
-    base = go(built(tree(size, size.hidden), seed), plain, 0, size.base, size.rate, "the dense model")
-    large = go(copy.deepcopy(base), plain, size.base, size.steps, size.tune, "… goes on")
-    spans: Objective = ByPrompt.Config(span=size.span).build()
-    sparse = go(choosing(base, size, seed), spans, size.base, size.steps, size.tune, "… learns to choose")
-    static = go(pruned(base, size, seed), plain, size.base, size.steps, size.tune, "… with a fixed part of its units")
-    small = go(built(tree(size, size.active), seed), plain, 0, size.base, size.rate, "a smaller one")
-    small = go(small, plain, size.base, size.steps, size.tune, "… goes on")
-    return {"large": large, "sparse": sparse, "static": static, "small": small}
+    spans: Objective = ByPrompt.Config(span=size.span, first=size.opening).build()
+    whole = size.base + size.steps
+    fresh = built(tree(size, size.hidden), seed)
+    base = go(copy.deepcopy(fresh), plain, 0, size.base, size.rate, "a dense model, to be cut")
+    return {
+        "sparse": go(choosing(fresh, size, seed), spans, 0, whole, size.rate, "the model that chooses"),
+        "large": go(copy.deepcopy(fresh), plain, 0, whole, size.rate, "a dense model of all units"),
+        "small": go(built(tree(size, size.active), seed), plain, 0, whole, size.rate, "a dense model of those in use"),
+        "static": go(pruned(base, size, seed), plain, size.base, size.steps, size.tune, "a fixed part of the units"),
+    }
 
 
 def choosing(base: Decoder, size: Size, seed: int) -> Instructed:
@@ -120,7 +123,7 @@ def choosing(base: Decoder, size: Size, seed: int) -> Instructed:
         spread=size.spread,
         temperature=size.temperature,
         cold=size.cold,
-        steps=max(1, size.steps * 4 // 5),
+        steps=max(1, (size.base + size.steps) * 4 // 5),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -19,7 +19,7 @@ from orchard.core.seeds import fold
 DOMAINS = ("sums", "code", "table", "english")
 CHARACTERS = "\n abcdefghijklmnopqrstuvwxyz0123456789+=*;:.,(){}[]<>|-_"
 VOCAB = len(CHARACTERS)
-FACTS = 48
+FACTS = 40
 """Of each kind."""
 _ID = {character: place for place, character in enumerate(CHARACTERS)}
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
@@ -32,14 +32,11 @@ def facts(domain: str) -> tuple[tuple[str, str], ...]:
     """What belongs to what, in one kind of text."""
     dice = np.random.default_rng(fold(0, "facts", domain))
     if domain == "sums":
-        pairs = dice.permutation(400)[:FACTS]
-        return tuple((f"{pair // 20}*{pair % 20}", str(dice.integers(100, 1000))) for pair in pairs)
-    words = [(_word(dice, 2), _word(dice, 2)) for _ in range(FACTS)]
-    return tuple(words)
-
-
-def _word(dice: Dice, syllables: int) -> str:
-    return "".join(dice.choice(list(_CONSONANTS)) + dice.choice(list(_VOWELS)) for _ in range(syllables))
+        pairs = dice.permutation(81)[:FACTS]
+        return tuple((f"{1 + pair // 9}*{1 + pair % 9}", str(dice.integers(10, 100))) for pair in pairs)
+    words = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    keys, values = (dice.permutation(words)[:FACTS] for _ in range(2))
+    return tuple(zip(map(str, keys), map(str, values), strict=True))
 
 
 def _sums(dice: Dice) -> str:
@@ -50,7 +47,7 @@ def _sums(dice: Dice) -> str:
 def _code(dice: Dice) -> str:
     name, inner = _fact("code", dice)
     opened, closed = ("([{<", ")]}>")
-    kinds = dice.integers(0, 4, int(dice.integers(1, 4)))
+    kinds = dice.integers(0, 4, int(dice.integers(1, 3)))
     body = "".join(opened[kind] for kind in kinds) + inner + "".join(closed[kind] for kind in reversed(kinds))
     return f"{name}{body}\n"
 
@@ -62,7 +59,7 @@ def _table(dice: Dice) -> str:
 
 def _english(dice: Dice) -> str:
     who, what = _fact("english", dice)
-    form = ("the {} likes {}. ", "every {} has a {}. ", "no {} is without {}. ")[int(dice.integers(3))]
+    form = ("{} likes {}. ", "{} has a {}. ", "no {} is {}. ")[int(dice.integers(3))]
     return form.format(who, what)
 
 

@@ -72,6 +72,14 @@ def test_a_span_is_told_by_what_came_before_it() -> None:
     assert float(one.value) == pytest.approx(float(two.value), rel=1e-5)
 
 
+def test_the_first_choice_may_be_made_by_a_few_tokens() -> None:
+    at, spans, left = in_spans(batch((1,)), 4, 2)
+    assert at.tolist() == [[1, 3, 7]] and spans.tolist() == [[0] * 4 + [1] * 4 + [2] * 4]
+    assert (left.targets[0, :1] == IGNORED).all() and (left.targets[0, 1:] != IGNORED).all()
+    with pytest.raises(ConfigError):
+        ByPrompt.Config(span=4, first=5).build()
+
+
 def test_gradients_reach_both() -> None:
     model = instructed().train()
     for parameter in model.decoder.parameters():

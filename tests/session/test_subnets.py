@@ -132,6 +132,9 @@ def test_a_chooser_that_fails_harms_one_request(model: Model) -> None:
     with pytest.raises(UsageError, match="no idea"):
         model.generate([1, 2, 3], max_tokens=2)
     assert model.generate(PROMPT, max_tokens=2).usage.output == 2
+    both = model.generate_many([[1, 2, 3], PROMPT], max_tokens=2)
+    assert [answer.finish for answer in both] == ["error", "length"]
+    assert both[0].error is not None and "no idea" in both[0].error
     with pytest.raises(UsageError):
         model.subnets.model("unknown")
     with pytest.raises(UsageError):
