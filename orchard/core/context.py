@@ -5,7 +5,7 @@ Shapes: B sequences, T new tokens, S slots seen, H key/value heads, D head width
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -66,6 +66,8 @@ class Context:
     the last layer that keeps something (None: all are)."""
     labels: Tensor | None = None
     """[B]: the group each row belongs to (-1: not known), or [B, groups]: its share of each; for layers that are taught them."""
+    units: Mapping[int, Tensor] | None = None
+    """Which hidden units a sequence uses, by layer that chooses: weights [B, 1, groups], or [B, T, groups] (None: all)."""
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
     collected: dict[str, list[Tensor]] = field(default_factory=dict)

@@ -44,6 +44,8 @@ class Row:
         self.reads_only = reads_only
         self.limit = min(request.max_tokens, room)
         self.finished = False
+        self.trouble: Exception | None = None
+        """What went wrong before it could begin: it ends with that, and no other row does."""
         self.state = State(request.ids)
         self.prompt: tuple[int, ...] = request.ids
         self.cached = 0
@@ -102,6 +104,8 @@ class Row:
 
     def begin(self) -> list[Piece]:
         """Tokens that the answer must begin with. They are read as part of the prompt."""
+        if self.trouble is not None:
+            raise self.trouble
         if self._grammar is None:
             return []
         pieces = list(self.follow())
