@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+
+import orchard
+from tests.tiny import tiny_gguf
 from tests.transforms.neuron_models import DIM, UNITS, VOCAB, built, gated, texts, tree, ungated
 
 from orchard.cache.experts import BudgetTooSmall, OtherModel, RecordsUnreadable
 from orchard.core.context import Context
 from orchard.core.errors import BadFile, ConfigError, UnsupportedPair, UsageError
-from orchard.generate.engine import Engine
 from orchard.nn.formats import Int4, Int8
 from orchard.transforms.activity import Activity
 from orchard.transforms.neurons import FromFlash, neuron_layers, spent, write_neurons
 from orchard.transforms.neurons_file import NeuronLayer
+from orchard.transforms.relufy import Relufy
 
 KINDS = {"gated": gated(), "gated, biases": gated(bias=True), "plain": ungated(bias=False), "plain, biases": ungated()}
 IDS = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(3))
@@ -111,17 +114,18 @@ def test_packed_rows_keep_their_scales_beside_them(cfg: Any, tmp_path: Path) -> 
     assert torch.isfinite(step_by_step(small, IDS)).all()
 
 
-def test_the_engine_generates_the_same_from_a_file(tmp_path: Path) -> None:
-    model = built(gated())
-    write_neurons(model, tmp_path / "n")
-    small = FromFlash(tmp_path / "n", activity="exact").apply(model)
-    from orchard.generate.request import Request
-
-    answers = []
-    for each in (model, small):
-        engine = Engine(each, None)  # type: ignore[arg-type]
-        answers.append([answer.ids for answer in engine.run([Request(ids=[1, 2, 3], max_tokens=12)])])
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_loaded_model_generates_from_a_file(dtype: str, tmp_path: Path) -> None:
+    path, relu = tiny_gguf(tmp_path / "tiny.gguf"), Relufy()
+    model = orchard.load(path, dtype=dtype, rewrite=relu)
+    write_neurons(model.decoder, tmp_path / "n")
+    flash = FromFlash(tmp_path / "n", activity="exact")
+    small = orchard.load(path, dtype=dtype, rewrite=lambda tree: flash(relu(tree)))
+    prompts = ["What is the capital of France?", "to be or not"]
+    want = [model.generate(prompt, max_tokens=20).ids for prompt in prompts]
+    assert [small.generate(prompt, max_tokens=20).ids for prompt in prompts] == want
+    assert [answer.ids for answer in small.generate_many(prompts, max_tokens=20)] == want
+    assert spent(small.decoder).loaded > 0
 
 
 def test_a_disk_that_goes_away_and_comes_back(tmp_path: Path) -> None:

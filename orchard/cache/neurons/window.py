@@ -67,7 +67,6 @@ class NeuronWindow:
         self._marked = np.zeros(buffer.units, bool)
         self._tokens: deque[tuple[int, Units]] = deque()
         self._now = 0
-        self._leaving: Units = NONE
 
     def begin(self, wanted: Units, recent: Sequence[Units], tokens: int) -> Plan:
         """`wanted`: all that the tokens of a call use, each once; `recent`: what each of its last ones uses (as many as the
@@ -94,8 +93,7 @@ class NeuronWindow:
         for back, units in zip(range(len(plan.recent) - 1, -1, -1), plan.recent, strict=True):
             self._used[units] = self._now - back
             self._tokens.append((self._now - back, units))
-        leaving, self._leaving = self._leaving, NONE
-        self._drop(leaving[self._outdated(leaving, self._now - self.size)])
+        self._expire(self._now - self.size)
         self._count(plan)
 
     def clear(self) -> None:
@@ -103,25 +101,20 @@ class NeuronWindow:
         self.buffer.drop(self.buffer.resident().copy())
         self._used[:] = LONG_AGO
         self._tokens.clear()
-        self._leaving = NONE
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _expire(self, until: int) -> None:
-        """Drop what was last used up to this token; what the call wants again waits for its end."""
-        gone = [self._leaving]
+        """Drop what was last used up to this token; what the call wants again (marked) waits for its end."""
+        waiting = []
         while self._tokens and self._tokens[0][0] <= until:
             used, units = self._tokens.popleft()
-            gone.append(units[self._used[units] == used])
-        old = np.concatenate(gone) if len(gone) > 1 else gone[0]
-        old = old[self._outdated(old, until)]
-        again = self._marked[old]
-        self._leaving = old[again]
-        self._drop(old[~again])
-
-    def _outdated(self, units: Units, until: int) -> np.ndarray:
-        outdated: np.ndarray = self.buffer.held(units) & (self._used[units] <= until)
-        return outdated
+            units = units[(self._used[units] == used) & self.buffer.held(units)]
+            again = self._marked[units]
+            self._drop(units[~again])
+            if again.any():
+                waiting.append((used, units[again]))
+        self._tokens.extendleft(reversed(waiting))
 
     def _make_room(self, many: int) -> int:
         """Free as many rows, from those used longest ago that nobody wants now. How many there are."""
