@@ -5,7 +5,7 @@ Shapes: B sequences, T new tokens, S slots seen, H key/value heads, D head width
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -64,6 +64,8 @@ class Context:
     wanted: int | None = None
     """Only the last so many tokens of each sequence are of interest to the caller: all others may be left out of what comes after
     the last layer that keeps something (None: all are)."""
+    units: Mapping[int, Tensor] | None = None
+    """Which hidden units a sequence uses, by layer that chooses: weights [B, 1, groups], or [B, T, groups] (None: all)."""
     views: dict[int, KVView] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
     collected: dict[str, list[Tensor]] = field(default_factory=dict)

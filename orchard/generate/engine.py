@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from orchard.generate.torch_forward import TorchModel
 
 Pieces = Generator[tuple[int, Piece], None, None]
+OnPrompt = Callable[[Request], AbstractContextManager[Request]]
+"""What is entered before a prompt is read and left when its answer has ended; between the two holds whatever it has made."""
 
 
 class Engine:
@@ -58,6 +61,8 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.prefixes = Prefixes(self.model, prefix_bytes)
         self._adapter: str | None = None
+        self.on_prompt: OnPrompt | None = None
+        """Sees every request that names no adapter before its prompt is read, and may name a variant that was made for it."""
         self.drafts = Drafts(self.model, draft, ends=tokenizer.eos_ids, slots=slots)
         self._scheduler = Scheduler(
             self.model,
@@ -151,17 +156,24 @@ class Engine:
         if not requests:
             return
         context, scheduler = self.model.config.context, self._scheduler
-        rows = [
-            Row(index, request, self.tokenizer, room=context - len(request.ids))
-            for index, request in enumerate(requests)
-        ]
-        batch = scheduler.submit(rows, stopped)
-        del rows
-        try:
-            while (piece := scheduler.next(batch)) is not None:
-                yield piece
-        finally:
-            scheduler.close(batch)
+        with ExitStack() as done:
+            requests = [self._prompted(request, done) for request in requests]
+            rows = [
+                Row(index, request, self.tokenizer, room=context - len(request.ids))
+                for index, request in enumerate(requests)
+            ]
+            batch = scheduler.submit(rows, stopped)
+            del rows
+            try:
+                while (piece := scheduler.next(batch)) is not None:
+                    yield piece
+            finally:
+                scheduler.close(batch)
+
+    def _prompted(self, request: Request, done: ExitStack) -> Request:
+        if self.on_prompt is None or request.adapter is not None:
+            return request
+        return done.enter_context(self.on_prompt(request))
 
     def _with_guesses(self, request: Request) -> Request:
         usual = self.drafts.usual(request)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchard.models.zoo import Family
     from orchard.ops.plan.steps import Plan
     from orchard.session.adapters import Adapters
+    from orchard.session.subnets import Subnets
 
 
 class Options(TypedDict, total=False):
@@ -245,6 +246,13 @@ class Model:
         from orchard.session.adapters import Adapters
 
         return Adapters(self)
+
+    @cached_property
+    def subnets(self) -> Subnets:
+        """Sub-networks: fewer hidden units for each prompt, or for a task, on the same engine."""
+        from orchard.session.subnets import Subnets
+
+        return Subnets(self)
 
     @property
     def context(self) -> int:
