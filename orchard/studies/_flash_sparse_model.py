@@ -1,4 +1,4 @@
-"""The study's model: a small decoder over characters, trained with GELU, relufied, and trained on until most units are silent."""
+"""The study's model: a small decoder over characters, trained with SiLU, relufied, and trained on until most units are silent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from orchard.core.batch import Batch
 from orchard.models.language import Decoder
 from orchard.nn.attention import Attention
-from orchard.nn.feed_forward import FeedForward
-from orchard.nn.linear import Linear
+from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
 from orchard.objectives.collected import with_collected
 from orchard.objectives.lm import NextToken
@@ -25,10 +24,10 @@ HEAD = 32
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     dim: int = 128
-    units: int = 1024
+    units: int = 768
     layers: int = 4
     first: int = 200
-    """Updates with GELU."""
+    """Updates with SiLU."""
     second: int = 240
     """Updates after relufication."""
     press: float = 0.3
@@ -53,9 +52,7 @@ def tree(shape: Shape) -> Decoder.Config:
     heads = shape.dim // HEAD
     block = Block.Config(
         mixer=Attention.Config(heads=heads, kv_heads=max(1, heads // 2), head_dim=HEAD),
-        mlp=FeedForward.Config(
-            hidden_dim=shape.units, activation="gelu", up=Linear.Config(bias=False), down=Linear.Config(bias=False)
-        ),
+        mlp=GatedMLP.Config(hidden_dim=shape.units),
     )
     stack = Stack.Config(layers=[block.clone() for _ in range(shape.layers)])
     return Decoder.Config(vocab=VOCAB, dim=shape.dim, context=512, stack=stack, head=None).complete()
@@ -65,8 +62,8 @@ def trained(shape: Shape, seed: int) -> Trained:
     ground = shape.ground
     model = built(tree(shape), seed, "flash")
     plain = NextToken.Config()
-    read = batches(ground, shape.first, seed, "gelu")
-    learn(model, plain.build(), read, shape.first, shape.rate, seed=seed, title="training with GELU", floor=0.3)
+    read = batches(ground, shape.first, seed, "silu")
+    learn(model, plain.build(), read, shape.first, shape.rate, seed=seed, title="training with SiLU", floor=0.3)
     before = loss(model, ground, seed)
     relu = Relufy(watched=True)
     model = relu.apply(model).train()

@@ -47,8 +47,8 @@ class FromFlash(Transform):
     def __post_init__(self) -> None:
         if self.activity not in (PREDICTED, EXACT):
             raise ConfigError(f"activity is {self.activity!r}", hint=f"use {PREDICTED} or {EXACT}")
-        if self.window < 1:
-            raise ConfigError(f"a window of {self.window} tokens", hint="use 1 or more")
+        if self.window < 0:
+            raise ConfigError(f"a window of {self.window} tokens", hint="use 0 or more")
 
     def __call__(self, tree: Any) -> Any:
         tree = tree.complete()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from orchard.cache.experts import OtherModel, Records, Source, room, write_records
-from orchard.cache.experts.layout import PAGE, PAGES
+from orchard.cache.experts.layout import PAGES
 from orchard.core.config import BaseConfig
 from orchard.core.errors import BadFile, OrchardError, UsageError
 from orchard.nn.formats import Format, Plain
@@ -44,7 +44,7 @@ def write_neurons(
     """Write the neurons of all ReLU layers; the file appears whole or not at all.
 
     `format` packs the rows (None: as plain numbers of the model's type). `page`: records begin at multiples of so many bytes
-    (None: of 4 KiB, or of less where a neuron takes less).
+    (None: `usual_page`).
     """
     layers, cfg = relu_layers(model), Plain.Config() if format is None else format
     unknown = sorted(set(predictors or {}) - set(layers))
@@ -53,12 +53,18 @@ def write_neurons(
     sources = []
     for name, layer in layers.items():
         bundle = _bundle(layer, cfg.build())
-        used = sum(part[0].nbytes for part in bundle.values())
-        own = next(size for size in PAGES if size >= min(used, PAGE)) if page is None else page
+        own = usual_page(sum(part[0].nbytes for part in bundle.values())) if page is None else page
         sources.append(Source(name, layer.config.hidden_dim, _row_of(bundle), page=own))
         sources.append(Source(name + FIXED, 1, _always(_fixed(layer, (predictors or {}).get(name)))))
     facts = {"kind": KIND, "format": json.dumps(cfg.to_dict(), sort_keys=True), "model": identity(model)}
     write_records(path, sources, facts)
+
+
+def usual_page(used: int) -> int:
+    """The largest page that leaves at most an eighth of what is read unused, or the smallest there is: a disk reads whole pages,
+    but neurons of small models, or packed ones, are smaller than those."""
+    fitting = [page for page in PAGES if -used % page <= used / 8]
+    return max(fitting, default=min(PAGES))
 
 
 def identity(model: Any) -> str:

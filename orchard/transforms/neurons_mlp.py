@@ -42,6 +42,7 @@ class NeuronMLP(Configurable, nn.Module):
         """The layer's path in the model that the file was written from."""
         activity: str = PREDICTED
         window: int = 5
+        """How many tokens back a neuron's last use may lie; 0: nothing stays from token to token."""
         capacity: int | None = None
         """Neurons in memory at most; None: as many as the window holds."""
         extras: bool = False
@@ -100,8 +101,9 @@ class NeuronMLP(Configurable, nn.Module):
 
     def _run(self, x: Tensor, active: Tensor, tokens: Tensor) -> Tensor:
         """`tokens` [T, units]: what is used at each place, whatever the row of the batch."""
-        recent = [np.flatnonzero(token) for token in tokens[-self.config.window :].numpy()]
-        wanted = recent[0] if len(tokens) == 1 else np.flatnonzero(tokens.any(0).numpy())
+        first = max(0, len(tokens) - self.config.window)
+        recent = [np.flatnonzero(token) for token in tokens[first:].numpy()]
+        wanted = np.flatnonzero(tokens.any(0).numpy())
         buffer = self.window.buffer
         plan = self.window.begin(wanted, recent, len(tokens))
         if len(plan.stay):

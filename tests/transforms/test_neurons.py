@@ -19,7 +19,7 @@ from orchard.core.errors import BadFile, ConfigError, UnsupportedPair, UsageErro
 from orchard.nn.formats import Int4, Int8
 from orchard.transforms.activity import Activity
 from orchard.transforms.neurons import FromFlash, neuron_layers, spent, write_neurons
-from orchard.transforms.neurons_file import NeuronLayer
+from orchard.transforms.neurons_file import NeuronLayer, usual_page
 from orchard.transforms.relufy import Relufy
 
 KINDS = {"gated": gated(), "gated, biases": gated(bias=True), "plain": ungated(bias=False), "plain, biases": ungated()}
@@ -54,7 +54,7 @@ def test_exact_activity_gives_the_dense_model(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("budget", [0.03, 0.2, 1.0])
-@pytest.mark.parametrize("window", [1, 3, 30])
+@pytest.mark.parametrize("window", [0, 3, 30])
 def test_no_budget_and_no_window_changes_the_answer(budget: float, window: int, tmp_path: Path) -> None:
     model = built(gated())
     write_neurons(model, tmp_path / "n")
@@ -68,18 +68,23 @@ def test_no_budget_and_no_window_changes_the_answer(budget: float, window: int, 
 def test_bytes_and_reads_are_those_of_the_missing_neurons(tmp_path: Path) -> None:
     model = built(ungated(bias=False))
     write_neurons(model, tmp_path / "n", page=512)
-    small = FromFlash(tmp_path / "n", activity="exact", window=1, join=False).apply(model)
+    small = FromFlash(tmp_path / "n", activity="exact", window=0, join=False).apply(model)
     step_by_step(small, IDS, prompt=1)
     told = spent(small, reset=True)
-    assert told.reads == told.loaded and told.bytes == 512 * told.loaded
+    assert told.reads == told.loaded == told.wanted and told.bytes == 512 * told.loaded and told.resident == 0
     step_by_step(small, IDS, prompt=1)
-    joined = FromFlash(tmp_path / "n", activity="exact", window=1).apply(model)
+    joined = FromFlash(tmp_path / "n", activity="exact", window=0).apply(model)
     step_by_step(joined, IDS, prompt=1)
     assert spent(joined).bytes == told.bytes and spent(joined).reads < told.reads
     wide = FromFlash(tmp_path / "n", activity="exact", window=8, join=False).apply(model)
     step_by_step(wide, IDS, prompt=1)
     assert spent(wide).loaded < told.loaded and spent(wide).wanted == told.wanted
     assert spent(small).tokens == 24  # counted anew after the reset
+
+
+@pytest.mark.parametrize(("used", "page"), [(6144, 2048), (8192, 4096), (1536, 512), (400, 512), (1100, 512), (12000, 4096)])
+def test_pages_waste_little(used: int, page: int) -> None:
+    assert usual_page(used) == page
 
 
 def test_predicted_neurons_do_not_depend_on_what_came_before(tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BudgetTooSmall):
         FromFlash(tmp_path / "n", budget=100)(tree(gated()))
     with pytest.raises(ConfigError):
-        FromFlash(tmp_path / "n", window=0)
+        FromFlash(tmp_path / "n", window=-1)
     with pytest.raises(ConfigError):
         FromFlash(tmp_path / "n", activity="guessed")
     with pytest.raises(UsageError, match="no ReLU layer"):

@@ -59,8 +59,8 @@ class NeuronWindow:
     leaves everything in order: it is as if its tokens had not been."""
 
     def __init__(self, buffer: NeuronBuffer, size: int) -> None:
-        if size < 1:
-            raise ConfigError(f"a window of {size} tokens", hint="use 1 to keep the neurons of one token, or more")
+        if size < 0:
+            raise ConfigError(f"a window of {size} tokens", hint="use 0 to keep nothing from token to token, or more")
         self.buffer, self.size = buffer, size
         self.tally = Tally()
         self._used = np.full(buffer.units, LONG_AGO, np.int64)
