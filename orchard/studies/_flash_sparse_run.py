@@ -69,7 +69,7 @@ def counted(model: Decoder, texts: Tensor, prompt: int) -> Ran:
     names = ("bytes", "reads", "tokens", "wanted", "hits", "loaded")
     sums = {name: sum(getattr(step, name) for step in steps) for name in names}
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in ("resident", "peak")}
-    return Ran(torch.stack(scores), Spent(**sums, **means), total)  # type: ignore[arg-type]
+    return Ran(torch.stack(scores), Spent(**sums, **means), total)
 
 
 @torch.no_grad()

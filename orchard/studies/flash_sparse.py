@@ -1,20 +1,20 @@
 """LLM in a flash: neurons that stay in a file until a token uses them.
 
-Alizadeh et al. (arXiv 2312.11514). Feed-forward layers with ReLU use few of their neurons at each token. Attention, embeddings and
-norms stay in memory; a low-rank predictor says which neurons a token will use; those that the last tokens used are still there,
-and only the others are read, each in one piece (its row of gate and up and its column of down lie together). Published: models
-twice as large as memory; for OPT-6.7B the time of reading falls from 2196 ms a token to 738 by prediction, 164 by the window, 87 by
-bundles.
+Alizadeh et al. (arXiv 2312.11514). Feed-forward layers with ReLU use few of their neurons at each token. Attention,
+embeddings and norms stay in memory; a low-rank predictor says which neurons a token will use; those that the last tokens
+used are still there, and only the others are read, each in one piece (its row of gate and up and its column of down lie
+together). Published: models twice as large as memory; for OPT-6.7B the time of reading falls from 2196 ms a token to 738 by
+prediction, 164 by the window, 87 by bundles.
 
-Here a small gated decoder over the characters of a made-up language is trained with SiLU, relufied (arXiv 2310.04564) and trained on
-with a penalty on active neurons. It writes texts, which then go through it token by token with its layers in a file; every byte is
-counted where it is read. Three ways are compared: exact (the gate stays in memory and tells), predicted, and predicted in a window.
-The last part trains the same model to let a prompt choose groups of neurons for its whole answer (arXiv 2501.02086), as the third
-generation of Apple's on-device model does.
+Here a small gated decoder over the characters of a made-up language is trained with SiLU, relufied (arXiv 2310.04564) and
+trained on with a penalty on active neurons. It writes texts, which then go through it token by token with its layers in a
+file; every byte is counted where it is read. Three ways are compared: exact (the gate stays in memory and tells),
+predicted, and predicted in a window. The last part trains the same model to let a prompt choose groups of neurons for its
+whole answer (arXiv 2501.02086), as the third generation of Apple's on-device model does.
 
-What differs from the paper: the model is small, so a neuron is 1.5 KiB instead of 32; predictors begin as the best low-rank copy of
-the gate; text is drawn from the model rather than taken greedily, because repetition would flatter the window. The disk is read
-past the page cache for everything that is timed.
+What differs from the paper: the model is small, so a neuron is 1.5 KiB instead of 32; predictors begin as the best low-rank
+copy of the gate; text is drawn from the model rather than taken greedily, because repetition would flatter the window. The
+disk is read past the page cache for everything that is timed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ SLACK = 0.02
 """What exact mode may read beyond the active share, as a share of all neurons."""
 CLAIMS = [
     Claim("sparse", "Most neurons are silent at a token", "sparsity", Bound(">=", 0.85)),
-    Claim("exact", "With the exact active set scores are those of the dense model", "exact_difference", Bound("<=", 1e-5)),
+    Claim(
+        "exact", "With the exact active set scores are those of the dense model", "exact_difference", Bound("<=", 1e-5)
+    ),
     Claim("exact_bytes", "It reads no more than the active share and 2 %", "exact_excess", Bound("<=", SLACK)),
     Claim("recall", "Predictors find 95 % of the active neurons", "recall", Bound(">=", 0.95)),
     Claim("excess", "They name at most 2.5 neurons for each active one", "predicted_per_active", Bound("<=", 2.5)),
@@ -64,8 +66,8 @@ NOTES = [
     "`exact_difference` is the largest of any score, as a share of the largest score.",
     "`slope_…` are slopes of log time over log count: 1 is in proportion, 0 is not at all. `rebuilt_slope_resident` is that of "
     "copying what stays into new memory.",
-    "`prompt_ratio` compares bytes a token over the answers with those of per-token selection in its window, at the same number of "
-    "neurons for each token; `prompt_ratio_alone` with per-token selection that keeps nothing. What choosing by prompt costs in "
+    "`prompt_ratio` compares bytes a token over the answers with those of per-token selection in its window, at the same number "
+    "of neurons for each token; `prompt_ratio_alone` with per-token selection that keeps nothing. What choosing by prompt costs in "
     "quality after so short a training is in `prompt_loss`, beside `prompt_loss_whole` of the model with all neurons.",
 ]
 
@@ -207,12 +209,13 @@ def on_disk(
     alone, windowed = (loads(model, predictors, line, window)[size.prompt :] for window in (0, size.window))
     told, times = disk.bundling(files, windowed), disk.milliseconds(files, alone, windowed)
     files.close()
+    low, high = told["range"]
     how = "past the page cache" if files.direct else "through the page cache: this file system reads no other way"
     names = {"naive": "everything", "predicted": "predicted", "windowed": "and a window", "bundled": "and bundles"}
     return {
         "reads_per_neuron": told["reads"]["bundled"],
         "reads_per_neuron_apart": told["reads"]["apart"],
-        "bundle_speed": Value(told["ratio"], "x", *told["range"], note=f"MB/s over rows apart; least and most; {how}"),
+        "bundle_speed": Value(told["ratio"], "x", low, high, note=f"MB/s over rows apart; least and most; {how}"),
         "speed_bundled": Value(told["speeds"]["bundled"], "MB/s"),
         "speed_apart": Value(told["speeds"]["apart"], "MB/s"),
         **{f"ms_{key}": Value(times[key], "ms", note=f"reads of a token: {words}") for key, words in names.items()},

@@ -129,7 +129,7 @@ class Activity:
                 optimizer.step()
                 schedule.step()
         made.requires_grad_(False)
-        made.bias -= threshold(made, unseen, weight, bias, self.recall)
+        made.bias.sub_(threshold(made, unseen, weight, bias, self.recall))
         return made.eval()
 
 
@@ -154,7 +154,8 @@ def judged(model: nn.Module, predictors: Mapping[str, Predictor], texts: Sequenc
         for rows in inputs[path].split(1024):
             truth, said = functional.linear(rows, *decides(layers[path])) > 0, made(rows) > 0
             counts += torch.stack([truth.sum(), (truth & said).sum(), said.sum()])
-        told[path] = Found(*counts.tolist(), len(inputs[path]) * len(made.bias))
+        active, hit, named = counts.tolist()
+        told[path] = Found(active, hit, named, len(inputs[path]) * len(made.bias))
     return told
 
 

@@ -88,7 +88,9 @@ class NeuronMLP(Configurable, nn.Module):
         real = context.positions.reshape(-1, 1).cpu() >= 0
         with self._lock:
             active = self.active(rows) & real
-            y = self._run(rows, active, active.view(*x.shape[:-1], -1).reshape(-1, x.shape[-2], active.shape[-1]).any(0))
+            y = self._run(
+                rows, active, active.view(*x.shape[:-1], -1).reshape(-1, x.shape[-2], active.shape[-1]).any(0)
+            )
         bias = self.store.fixed.get("down.bias")
         y = y if bias is None else y + bias
         return y.view(x.shape).to(x.device, x.dtype)
@@ -108,14 +110,14 @@ class NeuronMLP(Configurable, nn.Module):
         plan = self.window.begin(wanted, recent, len(tokens))
         if len(plan.stay):
             buffer.append(plan.stay, self.store.read(plan.stay, join=self.config.join))
-        y = self._apply(x, buffer.matrix(), None if self.config.extras else active, buffer.resident())
+        y = self._spoken(x, buffer.matrix(), None if self.config.extras else active, buffer.resident())
         for start in range(0, len(plan.passing), CHUNK):
             some = plan.passing[start : start + CHUNK]
-            y += self._apply(x, self.store.read(some, join=self.config.join), active, some)
+            y += self._spoken(x, self.store.read(some, join=self.config.join), active, some)
         self.window.end(plan)
         return y
 
-    def _apply(self, x: Tensor, rows: Tensor, active: Tensor | None, units: np.ndarray) -> Tensor:
+    def _spoken(self, x: Tensor, rows: Tensor, active: Tensor | None, units: np.ndarray) -> Tensor:
         parts = self.store.parts
         hidden = self._map(x, rows, "up")
         if "gate" in parts:

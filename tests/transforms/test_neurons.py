@@ -10,9 +10,6 @@ import pytest
 import torch
 
 import orchard
-from tests.tiny import tiny_gguf
-from tests.transforms.neuron_models import DIM, UNITS, VOCAB, built, gated, texts, tree, ungated
-
 from orchard.cache.experts import BudgetTooSmall, OtherModel, RecordsUnreadable
 from orchard.core.context import Context
 from orchard.core.errors import BadFile, ConfigError, UnsupportedPair, UsageError
@@ -21,6 +18,8 @@ from orchard.transforms.activity import Activity
 from orchard.transforms.neurons import FromFlash, neuron_layers, spent, write_neurons
 from orchard.transforms.neurons_file import NeuronLayer, usual_page
 from orchard.transforms.relufy import Relufy
+from tests.tiny import tiny_gguf
+from tests.transforms.neuron_models import DIM, UNITS, VOCAB, built, gated, texts, tree, ungated
 
 KINDS = {"gated": gated(), "gated, biases": gated(bias=True), "plain": ungated(bias=False), "plain, biases": ungated()}
 IDS = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(3))
@@ -82,7 +81,9 @@ def test_bytes_and_reads_are_those_of_the_missing_neurons(tmp_path: Path) -> Non
     assert spent(small).tokens == 24  # counted anew after the reset
 
 
-@pytest.mark.parametrize(("used", "page"), [(6144, 2048), (8192, 4096), (1536, 512), (400, 512), (1100, 512), (12000, 4096)])
+@pytest.mark.parametrize(
+    ("used", "page"), [(6144, 2048), (8192, 4096), (1536, 512), (400, 512), (1100, 512), (12000, 4096)]
+)
 def test_pages_waste_little(used: int, page: int) -> None:
     assert usual_page(used) == page
 
@@ -139,7 +140,7 @@ def test_a_disk_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     small = FromFlash(tmp_path / "n", activity="exact", window=2).apply(model)
     want = step_by_step(small, IDS)
     data = (tmp_path / "n").read_bytes()
-    with open(tmp_path / "n", "r+b") as file:
+    with (tmp_path / "n").open("r+b") as file:
         file.truncate(5000)
     with pytest.raises(RecordsUnreadable):
         step_by_step(small, IDS.flip(1))

@@ -72,7 +72,9 @@ class NeuronWindow:
         """`wanted`: all that the tokens of a call use, each once; `recent`: what each of its last ones uses (as many as the
         window is long, or all), in order. What leaves the window goes first, to make room."""
         if len(recent) != min(tokens, self.size):
-            raise ConfigError(f"{len(recent)} of {tokens} tokens say what they use", hint=f"the last {self.size} have to")
+            raise ConfigError(
+                f"{len(recent)} of {tokens} tokens say what they use", hint=f"the last {self.size} have to"
+            )
         self._marked[wanted] = True
         try:
             missing = wanted[~self.buffer.held(wanted)]
