@@ -70,6 +70,7 @@ class NeuronMLP(Configurable, nn.Module):
                 raise BudgetTooSmall(budget=capacity * row, needed=least * row, what=what)
             buffer = NeuronBuffer(cfg.hidden_dim, self.store.width, capacity=capacity)
         self.window = NeuronWindow(buffer, cfg.window)
+        self._all_speak = cfg.extras or cfg.activity == EXACT  # where nobody is missed, those not named are silent anyway
         self.store.records.reads = self.store.records.bytes = 0  # from here on: what tokens cost
 
     @property
@@ -110,7 +111,7 @@ class NeuronMLP(Configurable, nn.Module):
         plan = self.window.begin(wanted, recent, len(tokens))
         if len(plan.stay):
             buffer.append(plan.stay, self.store.read(plan.stay, join=self.config.join))
-        y = self._spoken(x, buffer.matrix(), None if self.config.extras else active, buffer.resident())
+        y = self._spoken(x, buffer.matrix(), None if self._all_speak else active, buffer.resident())
         for start in range(0, len(plan.passing), CHUNK):
             some = plan.passing[start : start + CHUNK]
             y += self._spoken(x, self.store.read(some, join=self.config.join), active, some)

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -82,7 +83,7 @@ class Layer:
         """Bytes of a record that mean something."""
         return max((array.at + array.nbytes for array in self.arrays.values()), default=0)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Bytes from a record to the next."""
         return _up(self.used, self.page)
