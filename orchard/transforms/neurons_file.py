@@ -166,14 +166,18 @@ class NeuronLayer:
 
     def read(self, units: Any, *, join: bool = True) -> Tensor:
         """Rows [units, width] of neurons by number, in this order. `join`: neighbours are read together."""
-        stage = room(self.bundle_bytes, min(len(units), CHUNK)) if len(units) else room(1, 1)
-        pieces = []
+        stage, pieces = self._stage, []
         for start in range(0, len(units), CHUNK):
             some = units[start : start + CHUNK]
             for at, many in _runs(some) if join else ((at, 1) for at in range(len(some))):
                 self.records.read(self.layer, int(some[at]), stage[at : at + many].view(-1), many)
             pieces.append(self._rows(stage[: len(some)]))
         return torch.cat(pieces) if pieces else torch.empty(0, self.width)
+
+    @cached_property
+    def _stage(self) -> Tensor:
+        """Where records land before they are unpacked; one reader at a time."""
+        return room(self.bundle_bytes, CHUNK)
 
     def _rows(self, records: Tensor) -> Tensor:
         rows = torch.empty(len(records), self.width)

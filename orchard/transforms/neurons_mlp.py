@@ -89,9 +89,7 @@ class NeuronMLP(Configurable, nn.Module):
         real = context.positions.reshape(-1, 1).cpu() >= 0
         with self._lock:
             active = self.active(rows) & real
-            y = self._run(
-                rows, active, active.view(*x.shape[:-1], -1).reshape(-1, x.shape[-2], active.shape[-1]).any(0)
-            )
+            y = self._run(rows, active, active.view(-1, x.shape[-2], active.shape[-1]).any(0))
         bias = self.store.fixed.get("down.bias")
         y = y if bias is None else y + bias
         return y.view(x.shape).to(x.device, x.dtype)
@@ -109,14 +107,25 @@ class NeuronMLP(Configurable, nn.Module):
         wanted = np.flatnonzero(tokens.any(0).numpy())
         buffer = self.window.buffer
         plan = self.window.begin(wanted, recent, len(tokens))
-        if len(plan.stay):
-            buffer.append(plan.stay, self.store.read(plan.stay, join=self.config.join))
+        self._bring(plan.stay)
         y = self._spoken(x, buffer.matrix(), None if self._all_speak else active, buffer.resident())
         for start in range(0, len(plan.passing), CHUNK):
             some = plan.passing[start : start + CHUNK]
             y += self._spoken(x, self.store.read(some, join=self.config.join), active, some)
         self.window.end(plan)
         return y
+
+    def _bring(self, units: np.ndarray) -> None:
+        """Load neurons to stay: all, or where one cannot be read, none."""
+        done = 0
+        try:
+            for start in range(0, len(units), CHUNK):
+                some = units[start : start + CHUNK]
+                self.window.buffer.append(some, self.store.read(some, join=self.config.join))
+                done += len(some)
+        except BaseException:
+            self.window.buffer.drop(units[:done])
+            raise
 
     def _spoken(self, x: Tensor, rows: Tensor, active: Tensor | None, units: np.ndarray) -> Tensor:
         parts = self.store.parts
