@@ -19,7 +19,7 @@ from orchard.transforms.neurons_file import FIXED, MAPS
 
 Loads = Sequence[Sequence[np.ndarray]]
 """[token][layer] → numbers of neurons."""
-ROUNDS = 5
+ROUNDS = 3
 
 
 class Files:

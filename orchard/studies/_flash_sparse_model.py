@@ -14,7 +14,7 @@ from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
 from orchard.objectives.collected import with_collected
 from orchard.objectives.lm import NextToken
-from orchard.studies._afm_ground import Ground, batches, built, learn, loss
+from orchard.studies._afm_ground import Ground, batches, built, learn, loss_on
 from orchard.studies._afm_text import VOCAB
 from orchard.transforms.relufy import ACTIVITY, Relufy
 
@@ -24,11 +24,11 @@ HEAD = 32
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     dim: int = 128
-    units: int = 768
-    layers: int = 4
-    first: int = 200
+    units: int = 512
+    layers: int = 3
+    first: int = 100
     """Updates with SiLU."""
-    second: int = 240
+    second: int = 160
     """Updates after relufication."""
     press: float = 0.3
     """How much of the activity (a share of all units) is added to the loss."""
@@ -64,21 +64,28 @@ def trained(shape: Shape, seed: int) -> Trained:
     plain = NextToken.Config()
     read = batches(ground, shape.first, seed, "silu")
     learn(model, plain.build(), read, shape.first, shape.rate, seed=seed, title="training with SiLU", floor=0.3)
-    before = loss(model, ground, seed)
+    before = held_out(model, shape, seed)
     relu = Relufy(watched=True)
     model = relu.apply(model).train()
     pressed = with_collected(plain, {ACTIVITY: shape.press}).build()
     read = batches(ground, shape.second, seed, "relu")
     learn(model, pressed, read, shape.second, shape.rate, seed=seed, title="training with ReLU")
-    model = relu.finish(model).eval().requires_grad_(False)
-    return Trained(model, before, loss(model, ground, seed))
+    model = relu.finish(model).eval().requires_grad_(False).cpu()
+    return Trained(model, before, held_out(model, shape, seed))
 
 
 def text(shape: Shape, count: int, seed: int, name: str) -> list[Batch]:
-    return list(batches(shape.ground, count, seed, name))
+    """Batches where the trained model is: neurons in files are read by a processor."""
+    return [batch.to(torch.device("cpu")) for batch in batches(shape.ground, count, seed, name)]
+
+
+def held_out(model: Decoder, shape: Shape, seed: int) -> float:
+    """Nats a character on text that nobody learns from."""
+    count = shape.ground.held_out // shape.ground.rows
+    return loss_on(model, (batch.to(model.device) for batch in batches(shape.ground, count, seed, "held out")))
 
 
 def prompts(shape: Shape, count: int, length: int, seed: int) -> Tensor:
     """Beginnings of texts, [count, length]."""
-    rows = torch.cat([batch.ids for batch in batches(shape.ground, -(-count // 8), seed, "prompts")])
+    rows = torch.cat([batch.ids for batch in text(shape, -(-count // 8), seed, "prompts")])
     return rows[:count, :length]

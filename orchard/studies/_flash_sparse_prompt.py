@@ -11,15 +11,16 @@ from torch import Tensor
 from orchard.cache.experts import Records
 from orchard.models.language import Decoder
 from orchard.objectives.by_prompt import ByPrompt
-from orchard.studies._afm_ground import batches, learn, loss_on
-from orchard.studies._flash_sparse_model import Shape
+from orchard.studies._afm_ground import batches, copied, device, learn, loss_on
+from orchard.studies._flash_sparse_model import Shape, text
 from orchard.studies._flash_sparse_run import stepped
 from orchard.transforms.ifprune import IFPrune
 from orchard.transforms.ifprune_answer import Answering
 from orchard.transforms.ifprune_model import Instructed
 from orchard.transforms.ifprune_resident import Stored, write_groups
 
-GROUPS = 48
+GROUPS = 32
+"""Of each layer."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class Prompted:
 
 def taught(model: Decoder, shape: Shape, share: float, steps: int, seed: int) -> Instructed:
     """The same model, trained on to work with what a prompt chooses."""
-    made = IFPrune(keep=share, groups=GROUPS, predictor="reader", steps=steps).apply(model).requires_grad_(True).train()
+    how = IFPrune(keep=share, groups=GROUPS, predictor="reader", steps=steps)
+    made = how.apply(copied(model).to(device())).requires_grad_(True).train()
     made.updates.requires_grad_(False)
     read = batches(shape.ground, steps, seed, "by prompt")
     objective = ByPrompt.Config(span=shape.ground.length // 2).build()
     learn(made, objective, read, steps, shape.rate / 4, seed=seed, title="choosing by prompt")  # type: ignore[arg-type]
-    return made.eval().requires_grad_(False)
+    return made.eval().requires_grad_(False).cpu()
 
 
 def by_prompt(
@@ -49,19 +51,19 @@ def by_prompt(
 ) -> Prompted:
     made = taught(model, shape, share, steps, seed)
     objective = ByPrompt.Config(span=shape.ground.length // 2).build()
-    told = [objective(made, batch) for batch in batches(shape.ground, 8, seed, "held out by prompt")]
+    told = [objective(made, batch) for batch in text(shape, 8, seed, "held out by prompt")]
     lost = sum(float(each.value) for each in told) / sum(float(each.weight) for each in told)
     write_groups(made.decoder, folder / "groups")
     costs = []
     for every in (None, 32):
         total = 0
-        for text in texts:
+        for line in texts:
             with Records.open(folder / "groups") as records:
                 working = made.config.budgets[0] * shape.layers
                 stored = Stored(made, records, budget_bytes=working * records.record_bytes)
-                one = Answering(stored, text[:prompt].tolist(), every=every, margin=0.1 if every else 0.0)
+                one = Answering(stored, line[:prompt].tolist(), every=every, margin=0.1 if every else 0.0)
                 with torch.no_grad():
-                    stepped(one, text[None], prompt)
+                    stepped(one, line[None], prompt)
                 total += stored.counters.bytes
                 stored.resident.close()
         costs.append(total / (len(texts) * (texts.shape[1] - prompt)))
@@ -72,5 +74,5 @@ def plain_loss(model: Decoder, shape: Shape, seed: int) -> float:
     """Of the model with all its neurons, on the same places."""
     from orchard.objectives.by_prompt import in_spans
 
-    read = batches(shape.ground, 8, seed, "held out by prompt")
+    read = text(shape, 8, seed, "held out by prompt")
     return loss_on(model, (in_spans(batch, shape.ground.length // 2)[2] for batch in read))

@@ -31,8 +31,7 @@ from orchard.core.report import Bound, Claim, Scalar, Value
 from orchard.models.language import Decoder
 from orchard.studies import _flash_sparse_buffer as buffers
 from orchard.studies import _flash_sparse_disk as disk
-from orchard.studies._afm_ground import loss
-from orchard.studies._flash_sparse_model import Shape, prompts, text, trained
+from orchard.studies._flash_sparse_model import Shape, held_out, prompts, text, trained
 from orchard.studies._flash_sparse_prompt import by_prompt, plain_loss
 from orchard.studies._flash_sparse_run import Ran, counted, loads, sampled, stepped
 from orchard.studies.harness import Outcome
@@ -61,14 +60,18 @@ CLAIMS = [
     Claim("prompt", "A prompt's choice costs a tenth of a token's, or less", "prompt_ratio", Bound("<=", 0.1)),
 ]
 NOTES = [
-    "Shares and ratios of bytes count what is read from the file, padding included, against the FFN weights without padding. The "
-    "neurons that a prompt loads are part of `total_ratio` (against one full load for the prompt and one for each token).",
+    "Shares and ratios of bytes count what is read from the file, padding included, against the FFN weights without "
+    "padding. The neurons that a prompt loads are part of `total_ratio` (against one full load for the prompt and one for "
+    "each token).",
+    "`ms_naive` reads everything in pieces as large as a layer, which for a model of 2 MB is quick; the others read "
+    "single neurons.",
     "`exact_difference` is the largest of any score, as a share of the largest score.",
-    "`slope_…` are slopes of log time over log count: 1 is in proportion, 0 is not at all. `rebuilt_slope_resident` is that of "
-    "copying what stays into new memory.",
-    "`prompt_ratio` compares bytes a token over the answers with those of per-token selection in its window, at the same number "
-    "of neurons for each token; `prompt_ratio_alone` with per-token selection that keeps nothing. What choosing by prompt costs in "
-    "quality after so short a training is in `prompt_loss`, beside `prompt_loss_whole` of the model with all neurons.",
+    "`slope_…` are slopes of log time (the processor's) over log count: 1 is in proportion, 0 is not at all. "
+    "`rebuilt_slope_resident` is that of copying what stays into new memory.",
+    "`prompt_ratio` compares bytes a token over the answers with those of per-token selection in its window, at the same "
+    "number of neurons for each token; `prompt_ratio_alone` with per-token selection that keeps nothing. What choosing by "
+    "prompt costs in quality after so short a training is in `prompt_loss`, beside `prompt_loss_whole` of the model with "
+    "all neurons.",
 ]
 
 
@@ -85,15 +88,17 @@ class Scale:
     texts: int = 2
     prompt: int = 16
     tokens: int = 128
-    timed: int = 32
+    timed: int = 10
     """Tokens whose reads are timed."""
-    choosing: int = 60
+    choosing: int = 30
     """Updates of the model that lets prompts choose."""
 
 
 SCALES = {
     "small": Scale(),
-    "full": Scale(shape=Shape(dim=256, units=2048, first=1500, second=2500, rate=2e-3), rank=32, texts=4, choosing=600),
+    "full": Scale(
+        shape=Shape(dim=256, units=2048, layers=4, first=1500, second=2500, rate=2e-3), rank=32, texts=4, choosing=600
+    ),
 }
 
 
@@ -104,7 +109,7 @@ def run(scale: str, seed: int) -> Outcome:
 def measured(size: Scale, seed: int) -> Outcome:
     shape = size.shape
     made = trained(shape, seed)
-    model = made.model.cpu()
+    model = made.model
     predictors = Activity(rank=size.rank, recall=size.recall, steps=size.fitting, rate=6e-3, seed=seed).fit(
         model, text(shape, size.looked, seed, "predictors")
     )
@@ -137,7 +142,7 @@ def predicted(
     """How well predictors do on text that nobody learnt from, and what the model loses by them."""
     by_layer = judged(model, predictors, text(size.shape, 6, seed, "judged"))
     every = together(by_layer)
-    lossy = loss(FromFlash(folder / "neurons", window=1).apply(model), size.shape.ground, seed)
+    lossy = held_out(FromFlash(folder / "neurons", window=1).apply(model), size.shape, seed)
     weights = sum(made.nbytes for made in predictors.values())
     rows = [
         [path, round(1 - part.sparsity, 4), round(part.recall, 4), round(part.excess, 3)]
@@ -171,7 +176,7 @@ def streamed(
         return counted(FromFlash(folder / "neurons", join=False, **how).apply(model), written, size.prompt)
 
     exact, alone = through(activity="exact", window=0), through(window=0)
-    windows = {window: through(window=window) for window in sorted({4, 5, 6, 8, size.window})}
+    windows = {window: through(window=window) for window in sorted({4, 6, 8, size.window})}
     best = windows[size.window]
     want = torch.cat([stepped(model, text[None], size.prompt)[0] for text in written])
     tokens = exact.spent.tokens
