@@ -152,6 +152,22 @@ def test_a_disk_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert torch.equal(layer.window.buffer.matrix(), rows)
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_an_engine_survives_a_lost_disk(dtype: str, tmp_path: Path) -> None:
+    path, relu, file = tiny_gguf(tmp_path / "tiny.gguf"), Relufy(), tmp_path / "n"
+    write_neurons(orchard.load(path, dtype="float32", rewrite=relu).decoder, file)
+    flash = FromFlash(file, activity="exact", window=0)
+    small = orchard.load(path, dtype=dtype, rewrite=lambda tree: flash(relu(tree)))
+    want, data = small.generate("to be or not", max_tokens=6).ids, file.read_bytes()
+    with file.open("r+b") as cut:
+        cut.truncate(5000)
+    with pytest.raises(RecordsUnreadable) as caught:
+        small.generate("what is the capital", max_tokens=6)
+    assert caught.value.retryable
+    file.write_bytes(data)
+    assert small.generate("to be or not", max_tokens=6).ids == want
+
+
 def test_a_copy_reads_the_same_file(tmp_path: Path) -> None:
     model = built(gated())
     write_neurons(model, tmp_path / "n")
@@ -159,6 +175,8 @@ def test_a_copy_reads_the_same_file(tmp_path: Path) -> None:
     other = copy.deepcopy(small)
     assert torch.allclose(step_by_step(other, IDS), step_by_step(small, IDS), atol=1e-6)
     assert neuron_layers(other)[0].window is not neuron_layers(small)[0].window
+    halved = small.to(torch.bfloat16)
+    assert torch.isfinite(step_by_step(halved, IDS)).all() and halved.dtype == torch.bfloat16
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
