@@ -185,3 +185,22 @@ def test_bad_calls(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="complex"):
         write_records(tmp_path / "x", [Source("a", 2, lambda _: {"x": torch.zeros(1, dtype=torch.complex64)})])
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+def test_small_units_lie_close_and_neighbours_are_read_at_once(tmp_path: Path) -> None:
+    rows = torch.arange(6 * 100, dtype=torch.float32).view(6, 100)
+    write_records(tmp_path / "r", [Source("small", 6, lambda unit: {"x": rows[unit]}, page=512)] * 2)
+    with Records.open(tmp_path / "r") as records:
+        assert [layer.stride for layer in records.layers] == [512, 512]
+        assert all(layer.offset % PAGE == 0 for layer in records.layers)
+        stage = room(512, 3)
+        records.read(1, 2, stage.view(-1), 3)
+        assert torch.equal(records.arrays(1, stage)["x"], rows[2:5])
+        assert (records.reads, records.bytes) == (1, 3 * 512)
+        for unit, count in ((4, 3), (0, 0), (-1, 1)):
+            with pytest.raises(UsageError):
+                records.read(1, unit, stage.view(-1), count)
+        with pytest.raises(UsageError):
+            records.read(1, 0, stage.view(-1), 4)
+    with pytest.raises(UsageError):
+        write_records(tmp_path / "s", [Source("small", 6, lambda unit: {"x": rows[unit]}, page=100)])

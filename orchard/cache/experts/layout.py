@@ -7,7 +7,8 @@
     records   each begins at a multiple of 4 KiB: all units of the first layer, then of the second, and so on
 
 All records of a layer are alike, so a record's place follows from its number. 4 KiB is what direct reads and flash pages
-ask for; the arrays inside begin at multiples of 64 bytes, where the native kernels may load from.
+ask for; the arrays inside begin at multiples of 64 bytes, where the native kernels may load from. Units much smaller than that
+(single neurons of a small model) may begin at multiples of less (`page`), down to the 512 bytes that disks still read directly.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"ORCHREC1"
 PAGE = 4096
+PAGES = (512, 1024, 2048, PAGE)
 ALIGNMENT = 64
 LONGEST_HEADER = 64 << 20
 KINDS = {
@@ -83,16 +86,17 @@ class Layer:
     units: int
     arrays: dict[str, Array]
     offset: int = 0
+    page: int = PAGE
 
     @property
     def used(self) -> int:
         """Bytes of a record that mean something."""
         return max((array.at + array.nbytes for array in self.arrays.values()), default=0)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Bytes from a record to the next."""
-        return _up(self.used, PAGE)
+        return _up(self.used, self.page)
 
     @property
     def end(self) -> int:
@@ -125,6 +129,7 @@ def encode(facts: Facts, layers: Sequence[Layer]) -> tuple[bytes, list[Layer]]:
             {
                 "name": layer.name,
                 "units": layer.units,
+                "page": layer.page,
                 "arrays": {
                     name: {"dtype": array.kind, "shape": list(array.shape), "at": array.at}
                     for name, array in layer.arrays.items()
@@ -144,8 +149,8 @@ def place(layers: Sequence[Layer], start: int) -> list[Layer]:
     """The layers one after another, from `start` on."""
     placed: list[Layer] = []
     for layer in layers:
-        placed.append(Layer(layer.name, layer.units, layer.arrays, start))
-        start = placed[-1].end
+        placed.append(Layer(layer.name, layer.units, layer.arrays, start, layer.page))
+        start = _up(placed[-1].end, PAGE)
     return placed
 
 
@@ -175,9 +180,10 @@ def decode(start: bytes, text: bytes, size: int, name: str) -> tuple[dict[str, A
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFile(f"{name}: the header makes no sense", hint=_DAMAGED) from error
     placed = place(layers, _up(_FRONT.size + length, PAGE))
-    if placed[-1].end != size:
-        what = "cut off" if size < placed[-1].end else "longer than it says"
-        raise BadFile(f"{name} is {what}: {size:,} bytes, not {placed[-1].end:,}", hint=_DAMAGED)
+    end = _up(placed[-1].end, PAGE)
+    if end != size:
+        what = "cut off" if size < end else "longer than it says"
+        raise BadFile(f"{name} is {what}: {size:,} bytes, not {end:,}", hint=_DAMAGED)
     return facts, placed
 
 
@@ -197,7 +203,10 @@ def _layer(entry: dict[str, Any], name: str) -> Layer:
     units = entry["units"]
     if type(units) is not int or not 0 < units < 1 << 40 or not after:
         raise BadFile(f"{name}: {entry['name']!r} has no records", hint=_DAMAGED)
-    return Layer(str(entry["name"]), units, arrays)
+    page = entry.get("page", PAGE)
+    if type(page) is not int or page not in PAGES:
+        raise BadFile(f"{name}: records of {entry['name']!r} cannot begin at multiples of {page!r}", hint=_DAMAGED)
+    return Layer(str(entry["name"]), units, arrays, page=page)
 
 
 def _up(value: int, to: int) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchard.cache.experts.errors import OtherModel, RecordsUnreadable
-from orchard.cache.experts.layout import PAGE, Facts, Layer, arrays_of, decode, encode, front
+from orchard.cache.experts.layout import PAGE, PAGES, Facts, Layer, arrays_of, decode, encode, front
 from orchard.core.errors import BadFile, UsageError
 from orchard.core.files import atomic_write
 
@@ -36,13 +36,17 @@ class Source:
     name: str
     units: int
     unit: Unit
+    page: int = PAGE
+    """Records begin at multiples of so many bytes."""
 
 
 def write_records(path: Path | str, layers: Sequence[Source], facts: Facts | None = None) -> None:
     """Write all layers, record by record; the file appears whole or not at all. `facts` say whose weights these are."""
     if not layers or any(layer.units < 1 for layer in layers):
         raise UsageError("there is nothing to write", hint="give at least one layer with at least one unit")
-    plans = [Layer(layer.name, layer.units, arrays_of(_tensors(layer.unit(0)))) for layer in layers]
+    if any(layer.page not in PAGES for layer in layers):
+        raise UsageError("records cannot begin there", hint="pages have " + ", ".join(map(str, PAGES)) + " bytes")
+    plans = [Layer(each.name, each.units, arrays_of(_tensors(each.unit(0))), page=each.page) for each in layers]
     start, placed = encode(facts or {}, plans)
     with atomic_write(Path(path)) as file:
         file.write(start)
@@ -52,6 +56,7 @@ def write_records(path: Path | str, layers: Sequence[Source], facts: Facts | Non
             for number in range(source.units):
                 _fill(views, _tensors(source.unit(number)), f"{source.name} {number}")
                 file.write(record.numpy().data)
+            file.write(bytes(-file.tell() % PAGE))
 
 
 def _tensors(arrays: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
@@ -108,20 +113,21 @@ class Records:
                     hint="write the records of this model",
                 )
 
-    def read(self, layer: int, unit: int, out: Tensor | np.ndarray | memoryview) -> None:
-        """One record into `out`, which has at least `layers[layer].stride` bytes (and, when reading directly, begins at a
-        multiple of 4 KiB, as memory from `room` does)."""
+    def read(self, layer: int, unit: int, out: Tensor | np.ndarray | memoryview, count: int = 1) -> None:
+        """One record, or `count` neighbours at once, into `out`, which has at least `layers[layer].stride` bytes for each (and,
+        when reading directly, begins at a multiple of the layer's page, as memory from `room` does)."""
         plan = self.layers[layer]
-        if not 0 <= unit < plan.units:
+        if count < 1 or not 0 <= unit <= plan.units - count:
             raise UsageError(f"{plan.name} has units 0 to {plan.units - 1}, not {unit}", hint="ask for one of them")
         array = out if isinstance(out, np.ndarray | memoryview) else out.numpy()
         view = (array.data if isinstance(array, np.ndarray) else array).cast("B")
-        if len(view) < plan.stride:
+        size = count * plan.stride
+        if len(view) < size:
             raise UsageError(f"a record of {plan.name} takes {plan.stride:,} bytes", hint="make room with `room()`")
-        self._fill(view[: plan.stride], plan.offset + unit * plan.stride, f"{plan.name} {unit}")
+        self._fill(view[:size], plan.offset + unit * plan.stride, f"{plan.name} {unit}")
         with self._lock:
             self.reads += 1
-            self.bytes += plan.stride
+            self.bytes += size
 
     def arrays(self, layer: int, record: Tensor) -> dict[str, Tensor]:
         """The named arrays inside a record that was read, without a copy."""
