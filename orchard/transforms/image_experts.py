@@ -39,6 +39,8 @@ class ImageExperts(Transform):
     k: int = 1
     renormalize: bool = True
     """Weights of the chosen experts sum to one. A weight below one would shrink what a layer adds to its input."""
+    through: bool = False
+    """Routers learn from what their choice is worth, too, and not from labels alone (`ImageLevel`)."""
     seed: int = 0
     """Of the routers, which no trained model has."""
 
@@ -58,7 +60,7 @@ class ImageExperts(Transform):
         blocks: list[Any] = tree.stack.layers
         if self.last > len(blocks):
             raise ConfigError(f"there are {len(blocks)} layers, not {self.last}", hint=f"use last=1 to {len(blocks)}")
-        router = ImageLevel.Config(k=self.k, renormalize=self.renormalize)
+        router = ImageLevel.Config(k=self.k, renormalize=self.renormalize, through=self.through)
         for layer in range(len(blocks) - self.last, len(blocks)):
             mlp = blocks[layer].mlp
             if not isinstance(mlp, GatedMLP.Config) or any(getattr(mlp, name).bias for name in _MAPS):

@@ -69,6 +69,18 @@ def test_routers_learn_from_labels_and_experts_from_their_images() -> None:
         assert layer.mlp.router.gate.weight.grad.abs().sum() > 0
 
 
+def test_routers_learn_without_labels_where_gradients_go_through() -> None:
+    for through in (False, True):
+        made = ImageExperts(experts=3, last=1, through=through).apply(dense())
+        scores = made(images())
+        assert torch.allclose(scores, dense()(images()), atol=1e-5)
+        scores.square().sum().backward()
+        gradient = made.stack.layers[-1].mlp.router.gate.weight.grad
+        assert bool(gradient.abs().sum() > 1e-3) == through
+    with pytest.raises(ConfigError, match="gradient of their own"):
+        ImageExperts(renormalize=False, through=True)(dense().config)
+
+
 def test_trees_and_seeds() -> None:
     tree = dense().config
     made = ImageExperts(experts=6, last=3, k=2, renormalize=False)(tree)
