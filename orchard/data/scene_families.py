@@ -1,8 +1,8 @@
 """What scenes show: eight families of eight drawings each, as functions of a point.
 
-A family is `(u, v, which, sharp) → ink`: points [n, height, width] in the drawing's own frame (it fills about -1..1), which of the
-eight [n, 1, 1] each image shows, how sharp edges are, and how much ink is there, 0..1. Within a family drawings differ in a count, a
-frequency, a hand or a part, so that they are more alike than those of other families.
+A family is `(u, v, which, sharp) → ink`: points [n, height, width] in the drawing's own frame (it fills about -1..1), which of
+the eight [n, 1, 1] each image shows, how sharp edges are, and how much ink is there, 0..1. Within a family drawings differ in a
+count, a frequency, a hand or a part, so that they are more alike than those of other families.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Images without files: simple drawings in eight families, each at any place, size, angle and colour, with noise.
+"""Images without files: simple drawings in eight families, each at any place, size and angle, in some tint, with noise.
 
-Sixty-four classes (the drawings) in eight super-classes (the families), made from a seed, so that nothing has to be fetched and any
-number of images is at hand. What a model is taught and tested on are other names of the same seed.
+Sixty-four classes in eight super-classes (the families), made from a seed, so that nothing has to be fetched and any number of
+images is at hand. A class has several looks, as things have: it is four drawings of its family, one in each tint, and which ones
+is another matter in every family. So telling the drawing is not enough, and what tells classes apart depends on the family.
+What a model is taught and what it is tested on are other names of the same seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,8 +26,16 @@ from orchard.data.source import Stage, State
 CLASSES = len(FAMILIES) * KINDS
 VIEW = 1.25
 """How far an image shows to either side of its middle; a drawing fills about -1..1."""
-_CONTRAST = 0.45
-"""The least distance between the colours of ink and ground."""
+TINTS = ((1.0, 0.6, -0.2), (-0.2, 0.6, 1.0), (-1.0, -0.6, 0.2), (0.2, -0.6, -1.0))
+"""From the colour of the ground to that of the ink: warmer or colder, lighter or darker."""
+
+
+@cache
+def meanings() -> Tensor:
+    """The class within a family [families, tints, drawings] of each drawing in each tint. It belongs to the set and has no seed:
+    in every tint of a family, each of its drawings is of another class."""
+    rows = [torch.randperm(KINDS, generator=generator(0, "meaning", row)) for row in range(len(FAMILIES) * len(TINTS))]
+    return torch.stack(rows).view(len(FAMILIES), len(TINTS), KINDS)
 
 
 def draw(
@@ -44,7 +55,10 @@ def draw(
         shape = (count, 1, 1) if channels is None else (count, channels, 1, 1)
         return torch.rand(shape, generator=chance) * (high - low) + low
 
-    labels = torch.randint(0, CLASSES, (count,), generator=chance)
+    families, tints, drawings = (
+        torch.randint(0, size, (count,), generator=chance) for size in (len(FAMILIES), len(TINTS), KINDS)
+    )
+    labels = families * KINDS + meanings()[families, tints, drawings]
     line = ((torch.arange(side) + 0.5) / side * 2 - 1) * VIEW
     x = line[None, None, :] - jitter * uniform(-0.15, 0.15)
     y = line[None, :, None] - jitter * uniform(-0.15, 0.15)
@@ -53,16 +67,15 @@ def draw(
     v = (y * angle.cos() - x * angle.sin()) / size / long
     ink = torch.empty(count, side, side)
     for number, family in enumerate(FAMILIES):
-        rows = (labels // KINDS == number).nonzero()[:, 0]
-        ink[rows] = family(u[rows], v[rows], (labels[rows] % KINDS)[:, None, None], 0.64 * side)
-    ground, colour = uniform(0, 1, 3), uniform(0, 1, 3)
-    apart = colour - ground
-    length = apart.norm(dim=1, keepdim=True)
-    images = ground + apart / length.clamp_min(1e-3) * length.clamp_min(_CONTRAST) * ink[:, None]
+        rows = (families == number).nonzero()[:, 0]
+        ink[rows] = family(u[rows], v[rows], drawings[rows][:, None, None], 0.64 * side)
+    apart = torch.tensor(TINTS)[tints][:, :, None, None] + uniform(-0.35, 0.35, 3)
+    apart = apart / apart.norm(dim=1, keepdim=True) * uniform(0.45, 1.1, 1)
+    images = uniform(0, 1, 3) + apart * ink[:, None]
     images += noise * torch.randn(images.shape, generator=chance)
     images -= images.mean((2, 3), keepdim=True)
     images /= images.std((1, 2, 3), keepdim=True).clamp_min(1e-6)
-    return ImageBatch(images.numpy(), labels.numpy(), (labels // KINDS).numpy())
+    return ImageBatch(images.numpy(), labels.numpy(), families.numpy())
 
 
 class Scenes(Stage[ImageBatch]):
@@ -85,10 +98,10 @@ class Scenes(Stage[ImageBatch]):
         at_least("rows", cfg.rows, 1)
         if cfg.batches is not None:
             at_least("batches", cfg.batches, 1)
-        look = {"side": cfg.side, "jitter": cfg.jitter, "noise": cfg.noise}
+        look: dict[str, Any] = {"side": cfg.side, "jitter": cfg.jitter, "noise": cfg.noise}
         super().__init__(rows=cfg.rows, batches=cfg.batches, part=cfg.part, seed=cfg.seed, **look)
         self.cfg = cfg
-        self._look: dict[str, Any] = look
+        self._look = look
         self.given = 0
         self.rank, self.world = 0, 1
 

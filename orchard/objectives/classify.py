@@ -38,7 +38,9 @@ class Classify(Configurable, Objective):
         _check(labels, scores.shape)
         value = functional.cross_entropy(scores, labels, reduction="sum", label_smoothing=self.config.smoothing)
         with torch.no_grad():
-            plain = functional.cross_entropy(scores, labels, reduction="sum") if self.config.smoothing else value.detach()
+            plain = (
+                functional.cross_entropy(scores, labels, reduction="sum") if self.config.smoothing else value.detach()
+            )
             shown = labels.argmax(-1) if labels.dim() == 2 else labels
             correct = (scores.argmax(-1) == shown).sum()
         weight = torch.tensor(float(len(batch)), device=value.device)
@@ -47,12 +49,17 @@ class Classify(Configurable, Objective):
 
 def _check(labels: torch.Tensor, shape: torch.Size) -> None:
     """One class an image, or the share of each."""
-    if labels.dim() == 2 and labels.shape != shape or labels.dim() != 2 and labels.shape != shape[:1]:
+    if (labels.dim() == 2 and labels.shape != shape) or (labels.dim() != 2 and labels.shape != shape[:1]):
         raise UsageError(
             f"labels of shape {tuple(labels.shape)} for scores of shape {tuple(shape)}",
             hint="give one class an image, or the share of each class",
         )
-    if labels.dim() == 1 and labels.is_cpu and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < shape[1]:
+    if (
+        labels.dim() == 1
+        and labels.is_cpu
+        and len(labels)
+        and not 0 <= int(labels.min()) <= int(labels.max()) < shape[1]
+    ):
         raise UsageError(
             f"labels from {int(labels.min())} to {int(labels.max())} for {shape[1]} classes",
             hint="number classes from 0 on, and give the model as many as there are",

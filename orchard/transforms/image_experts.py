@@ -68,13 +68,9 @@ class ImageExperts(Transform):
                     f"layer {layer} has a {mlp.builds.__name__}, and experts are gated MLPs without biases",
                     hint="build the model with GatedMLP in these layers",
                 )
-            blocks[layer].mlp = MoE.Config(
-                hidden_dim=mlp.hidden_dim,
-                experts=self.experts,
-                activation=mlp.activation,
-                router=router.clone(),
-                **{name: GroupedLinear.Config(format=getattr(mlp, name).format) for name in _MAPS},
-            )
+            maps: dict[str, Any] = {name: GroupedLinear.Config(format=getattr(mlp, name).format) for name in _MAPS}
+            settings = {"hidden_dim": mlp.hidden_dim, "experts": self.experts, "activation": mlp.activation}
+            blocks[layer].mlp = MoE.Config(router=router.clone(), **settings, **maps)
         return tree.complete()  # layers that cannot have such a router are refused here, by name
 
     def apply(self, model: M, texts: Sequence[Batch] = (), tell: Tell = silent) -> M:
@@ -88,7 +84,9 @@ class ImageExperts(Transform):
             elif isinstance(module, Linear):  # a router's: it begins by itself
                 tensor = dense_tensor(module, attribute).detach()
             else:
-                raise ConfigError(f"the new tree has {name}, which the model lacks", hint="apply it to a model of its tree")
+                raise ConfigError(
+                    f"the new tree has {name}, which the model lacks", hint="apply it to a model of its tree"
+                )
             if isinstance(module, GroupedLinear):
                 tensor = tensor.expand(self.experts, *tensor.shape).contiguous()
             like = next(model.parameters())

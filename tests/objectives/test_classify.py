@@ -38,7 +38,9 @@ def test_it_is_cross_entropy_and_parts_add_up() -> None:
         scores = model(whole.images)
         wanted = functional.cross_entropy(scores, whole.labels, label_smoothing=smoothing)
         assert float(loss.value / loss.weight) == pytest.approx(float(wanted), rel=1e-5)
-        assert float(loss.parts["loss"]) / 8 == pytest.approx(float(functional.cross_entropy(scores, whole.labels)), rel=1e-5)
+        assert float(loss.parts["loss"]) / 8 == pytest.approx(
+            float(functional.cross_entropy(scores, whole.labels)), rel=1e-5
+        )
         assert int(loss.parts["correct"]) == int((scores.argmax(-1) == whole.labels).sum())
         halves = [objective(model, whole.part(start, start + 4)) for start in (0, 4)]
         assert sum(float(half.value) for half in halves) == pytest.approx(float(loss.value), rel=1e-5)
@@ -66,7 +68,7 @@ def test_routers_are_taught_beside_it() -> None:
     model.hidden(whole.images, context)
     left = float(torch.stack(context.collected["moe.router"]).mean())
     assert float(taught.value) == pytest.approx(float(plain.value) + 0.3 * 8 * left, rel=1e-5)
-    with pytest.raises(ConfigError, match="moe.router"):
+    with pytest.raises(ConfigError, match=r"moe\.router"):
         with_collected(Classify.Config(), {"moe.router": 0.3}).build()(model, ImageBatch(whole.images, whole.labels))
 
 

@@ -1,7 +1,7 @@
 """What looking at one image costs, told from a tree alone: operations, weights, and those that the image touches.
 
-Two operations for each weight of a map and token, and four times width and tokens for each query of attention. Routers count, with the
-mean that they read; norms, activations and sums do not.
+Two operations for each weight of a map and token, and four times width and tokens for each query of attention. Routers count,
+with the mean that they read; norms, activations and sums do not.
 """
 
 from __future__ import annotations

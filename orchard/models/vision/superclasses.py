@@ -1,8 +1,8 @@
 """Super-classes for a set of images that has none: classes that a model confuses belong together (arXiv 2309.04354).
 
-Count on images that were held out which classes a dense model takes for which, join both directions into a graph, and cut it into
-groups of about the same size: a spectral embedding (Ng, Jordan and Weiss, NIPS 2001) gives the first cut, moves and swaps of single
-classes (after Kernighan and Lin, 1970) better it. The paper leaves the way of clustering open.
+Count on images that were held out which classes a dense model takes for which, join both directions into a graph, and cut it
+into groups of about the same size: a spectral embedding (Ng, Jordan and Weiss, NIPS 2001) gives the first cut, moves and swaps of
+single classes (after Kernighan and Lin, 1970) better it. The paper leaves the way of clustering open.
 
 Shapes: C classes.
 """
@@ -51,7 +51,7 @@ def superclasses(counts: Any, groups: int, *, slack: float = 0.25, starts: int =
     classes = len(graph)
     if not 1 <= groups <= classes:
         raise UsageError(f"{classes} classes make no {groups} groups", hint=f"use 1 to {classes}")
-    if not 0 <= slack:
+    if not slack >= 0:
         raise UsageError(f"a slack of {slack}", hint="use 0 for equal groups, 0.25 for a quarter more or less")
     mean = classes / groups
     least, most = max(1, math.floor(mean * (1 - slack))), math.ceil(mean * (1 + slack))
@@ -78,7 +78,9 @@ def adjusted_rand(one: Any, other: Any) -> float:
     """How far two groupings agree (Hubert and Arabie, 1985): 1 where they are the same, 0 on average where by chance."""
     left, right = (np.unique(np.asarray(side).reshape(-1), return_inverse=True)[1] for side in (one, other))
     if len(left) != len(right):
-        raise UsageError(f"groupings of {len(left)} and {len(right)} things", hint="compare groupings of the same things")
+        raise UsageError(
+            f"groupings of {len(left)} and {len(right)} things", hint="compare groupings of the same things"
+        )
     table = np.zeros((left.max(initial=0) + 1, right.max(initial=0) + 1))
     np.add.at(table, (left, right), 1)
 
