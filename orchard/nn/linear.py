@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.errors import ConfigError
 from orchard.nn.formats import Format, Grouped, GroupedFormat, NativeWeight, Packed, Plain
+from orchard.ops.grouped import grouped_linear
 
 INIT_STD = 0.02
 
@@ -111,6 +112,11 @@ class GroupedLinear(Configurable, Weight):
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """Apply one expert's map."""
         return self.format.matmul(x, {name: part[expert] for name, part in self.packed().items()})
+
+    def grouped(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Apply all experts' maps at once, to rows [P, in] that are sorted by expert: `counts` [experts] says how many are whose.
+        Only of plain weights."""
+        return grouped_linear(x, self.packed()["weight"], counts)
 
 
 class Embedding(Configurable, Weight):

@@ -19,12 +19,12 @@ def obstacle(module: object, says: str = "lower") -> str | None:
     name = type(module).__name__
     if says not in vars(type(module)):
         return f"{name} does not say how it lowers"
-    return _hooked(module)
+    return hooked(module)
 
 
 def part_of(builder: Builder, module: nn.Module, x: Value, path: str) -> Value:
     """A module that maps rows to rows of the same width: its own steps, or one step in torch."""
-    if type(module) is nn.Identity and _hooked(module) is None:
+    if type(module) is nn.Identity and hooked(module) is None:
         return x
     mark = builder.mark()
     try:
@@ -56,7 +56,7 @@ def native_of(module: nn.Module) -> NativeWeight:
     """A module's weight in the native layout, or `NotLowered`."""
     if type(module) not in (Linear, GroupedLinear, Embedding):
         raise NotLowered(f"{type(module).__name__} does not say how it lowers")
-    if (reason := _hooked(module)) is not None:
+    if (reason := hooked(module)) is not None:
         raise NotLowered(reason)
     weight: NativeWeight = module.native()  # type: ignore[operator]
     return weight
@@ -66,7 +66,8 @@ def floats(tensor: Tensor | None) -> np.ndarray | None:
     return None if tensor is None else tensor.detach().float().cpu().numpy()
 
 
-def _hooked(module: object) -> str | None:
+def hooked(module: object) -> str | None:
+    """Why a module has to be called as it is: somebody looks on, or it was given another forward."""
     if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
         return f"{type(module).__name__} has hooks, which only torch calls"
     if "forward" in vars(module):

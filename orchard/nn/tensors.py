@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -93,16 +94,26 @@ def check_shape(ours: str, found: tuple[int, ...], expected: tuple[int, ...]) ->
         raise BadFile(f"{ours} has shape {found}, not {expected}", hint="config and weights disagree")
 
 
-def carried(model: nn.Module, tree: BaseConfig, *, device: torch.device | str | None = None) -> Any:
+def carried(
+    model: nn.Module,
+    tree: BaseConfig,
+    *,
+    device: torch.device | str | None = None,
+    begins: Mapping[str, Callable[[], Tensor]] | None = None,
+) -> Any:
     """The model in another tree: what both have is carried over, packed as the new tree says (code for code where it says the
     same as before), and what the new tree lacks is dropped. Tensors that only the new tree has begin as their module says
-    (`begin`); one that says nothing is refused. The model itself is not changed, and is not shared."""
+    (`begin`), or as `begins` says by name, whatever the model has there; one of which nothing is said is refused. The model
+    itself is not changed, and is not shared."""
     with torch.device("meta"):
         new: nn.Module = tree.complete().build()
     old = tensor_names(model)
     for ours, (module, attribute) in tensor_names(new).items():
         begin = getattr(module, "begin", {}).get(attribute)
-        if ours in old:
+        if begins is not None and ours in begins:
+            given = begins[ours]()
+            fill(module, attribute, ours, given, given.dtype, given.device if device is None else device)
+        elif ours in old:
             _carry(module, attribute, ours, *old[ours], device)
         elif begin is not None:
             fresh = begin(getattr(module, attribute).shape)

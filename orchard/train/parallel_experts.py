@@ -9,6 +9,7 @@ A mixture is known by its parts: a router, and gate, up and down with weights [e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.grouped import grouped_linear
 from orchard.train.parallel_tensor import holds, place, refuse_shared, whole
 
 EXPERTS = ("gate", "up", "down")
@@ -46,7 +48,7 @@ def split_experts(model: nn.Module, mesh: DeviceMesh) -> None:
             whole(module, mesh)
     for module in mixtures.values():
         module.expert_mesh = mesh
-        module.forward = MethodType(_forward, module)
+        module.routed = MethodType(_routed, module)
 
 
 def _is_mixture(module: nn.Module) -> bool:
@@ -63,33 +65,33 @@ def _refuse(path: str, experts: Any, size: int) -> None:
         )
 
 
-def _forward(self: Any, x: Tensor, context: Any) -> Tensor:
-    """The mixture's own forward pass for the experts that are here. What it reads is the same on every process; gradients of that
+def _routed(self: Any, x: Tensor, context: Any) -> Tensor:
+    """The mixture's own `routed` for the experts that are here. What it reads is the same on every process; gradients of that
     are added up on the way back, results on the way out."""
     tokens = x.flatten(0, -2)
     if not len(tokens):
         return x
     group, here = self.expert_mesh.get_group(), self.expert_mesh.get_local_rank()
-    routing = self.router(tokens)
+    routing = self.router(x, context)
     self.leave(routing, context)
-    read, shares = _AddBack.apply(tokens, group), _AddBack.apply(routing.weights, group)
-    weights = {name: getattr(self, name).weight.to_local().to(x.dtype) for name in EXPERTS}
-    count = len(weights["gate"])
-    flat = routing.experts.flatten() - here * count
-    order = flat.argsort(stable=True)
-    order = order[(flat[order] >= 0) & (flat[order] < count)]
-    source = order // routing.experts.shape[1]
-    results, start = [], 0
-    for expert, many in enumerate(torch.bincount(flat[order], minlength=count).tolist()):
-        # An expert without tokens still takes part, so that its gradient is zero and not missing.
-        run = read[source[start : start + many]]
-        hidden = self.act(run @ weights["gate"][expert].T) * (run @ weights["up"][expert].T)
-        results.append(hidden @ weights["down"][expert].T)
-        start += many
-    weighted = torch.cat(results) * shares.flatten()[order, None]
+    pairs = routing.pairs()
+    weights = [getattr(self, name).weight.to_local() for name in EXPERTS]
+    first = here * len(weights[0])
+    counts = pairs.counts[first : first + len(weights[0])]
+    start, many = int(pairs.counts[:first].sum()), int(counts.sum())
+    source = pairs.source[start : start + many]
+    read, shares = _AddBack.apply(tokens, group), _AddBack.apply(pairs.weights, group)[start : start + many]
+    rows = read[source]
+    gate, up, down = (_each(weight, counts) for weight in weights)
+    weighted = down(self.act(gate(rows)) * up(rows)) * shares[:, None]
     out = torch.zeros_like(tokens).index_add(0, source, weighted.to(tokens.dtype))
     added: Tensor = _AddUp.apply(out, group)
     return added.view_as(x)
+
+
+def _each(weight: Tensor, counts: Tensor) -> Callable[[Tensor], Tensor]:
+    """The map of each row's expert. One without tokens still takes part, so that its gradient is zero and not missing."""
+    return lambda rows: grouped_linear(rows, weight.to(rows.dtype), counts)
 
 
 class _AddUp(torch.autograd.Function):

@@ -26,11 +26,12 @@ from orchard.nn.attention import Rotary
 from orchard.nn.attention.scaling import Scaling
 from orchard.nn.formats import Format
 from orchard.nn.linear import Embedding, Weight
+from orchard.nn.moe import Router
 from orchard.nn.tensors import tensor_names, tensor_shapes
 
 KIND = re.compile(r"orchard\.(?:nn|cache|models\.language|transforms)(?:\.[a-z]\w{0,40}){1,4}:[A-Z]\w{0,60}", re.ASCII)
 """Where parts of models live. Nothing else of Orchard is imported because a file says so."""
-SOCKETS: dict[str, type] = {"format": Format, "scaling": Scaling}
+SOCKETS: dict[str, type] = {"format": Format, "scaling": Scaling, "router": Router}
 """What a socket takes, by its name; any other takes a module."""
 FOLDERS = {"codec": "orchard.cache.codecs.", "policy": "orchard.cache.policies."}
 """Sockets that take what lives in a folder."""

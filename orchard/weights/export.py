@@ -16,7 +16,8 @@ from orchard.core.config_text import diff
 from orchard.core.errors import ConfigError, UnsupportedFormat, UsageError
 from orchard.core.progress import Advance, progress
 from orchard.models.language.decoder import Decoder
-from orchard.models.zoo import Family, family_of
+from orchard.models.zoo import Family, families, family_of
+from orchard.models.zoo.mixtral import mixture_words
 from orchard.nn.attention import Attention, Rotary, scaling
 from orchard.nn.formats import Plain
 from orchard.nn.linear import Embedding, GroupedLinear, Linear
@@ -45,7 +46,7 @@ def save_folder(
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a Hugging Face folder (sharded when large). Packed weights are unpacked; `dtype` None keeps the model's."""
-    _check_describes(family, hf_config, model)
+    family, hf_config = _words(family, hf_config, model)
     dtype = dtype or model.dtype
     tensors: dict[str, Lazy] = {}
     for ours, (module, attribute) in tensor_names(model).items():
@@ -76,7 +77,7 @@ def save_gguf(
     """Write one GGUF file. `metadata` adds keys (the tokenizer's, the licence) to those that describe the model."""
     if type not in WRITABLE:
         raise UsageError(f"cannot write GGUF tensors as {type!r}", hint="one of " + ", ".join(WRITABLE))
-    _check_describes(family, hf_config, model)
+    family, hf_config = _words(family, hf_config, model)
     described = gguf_metadata({**family.fields(hf_config), "head_dim": _mixer(model).head_dim}, family.gguf)
     tensors = list(_gguf_tensors(model, family, WRITABLE[type]))
     # GGUF has no words for some facts (how Gemma scales queries, which layers of a mixture are dense): what a reader would
@@ -125,15 +126,28 @@ def _gguf_bytes(make: Callable[[], Tensor], ours: str, model: Decoder, family: F
     return quantize(dense.cpu().numpy(), kind)
 
 
-def _check_describes(family: Family, hf_config: dict[str, Any], model: Decoder, *, drop_stretch: bool = False) -> None:
-    """Refuse to write a config that is not this model's: formats and stores are Orchard's affair, the rest is not.
+def _words(family: Family, hf_config: dict[str, Any], model: Decoder) -> tuple[Family, dict[str, Any]]:
+    """A family and a config that describe the model: those it came with, or those of a mixture that its MLPs have become."""
+    if _differs(family, hf_config, model):
+        mixture = families()["mixtral"]
+        words = mixture_words(hf_config, model.config)
+        if words is not None and not _differs(mixture, words, model):
+            return mixture, words
+    _check_describes(family, hf_config, model)
+    return family, hf_config
 
-    `drop_stretch` leaves rotary stretches that are kept as a tensor out of the comparison.
-    """
+
+def _differs(family: Family, hf_config: dict[str, Any], model: Decoder, *, drop_stretch: bool = False) -> list[Any]:
+    """`drop_stretch` leaves rotary stretches that are kept as a tensor out of the comparison."""
     described, real = shape_only(family.tree(hf_config).complete()), shape_only(model.config)
     if drop_stretch:
         described, real = without_stretch(described), without_stretch(real)
-    changes = diff(described, real)
+    return diff(described, real)
+
+
+def _check_describes(family: Family, hf_config: dict[str, Any], model: Decoder, *, drop_stretch: bool = False) -> None:
+    """Refuse to write a config that is not this model's: formats and stores are Orchard's affair, the rest is not."""
+    changes = _differs(family, hf_config, model, drop_stretch=drop_stretch)
     if changes:
         shown = "; ".join(str(change) for change in changes[:3])
         raise ConfigError(

@@ -49,6 +49,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "orchard.nn.mlp:GatedMLP": {"gated": {"hidden_dim": 24}},
     "orchard.nn.feed_forward:FeedForward": {"plain": {"hidden_dim": 24}},
     "orchard.nn.moe.moe:MoE": {"mixture": {"hidden_dim": 16, "experts": 4}},
+    "orchard.nn.moe.shared:SharedMLP": {"shared": {"hidden_dim": 24}},
 }
 # Filled by the parent, so an example need not give them.
 FROM_THE_PARENT = {"dim", "layer"}

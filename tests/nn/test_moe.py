@@ -13,7 +13,7 @@ from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.nn.linear import GroupedLinear
 from orchard.nn.mlp import ACTIVATIONS, GatedMLP
-from orchard.nn.moe import Experts, MoE, Routing, TopK
+from orchard.nn.moe import Experts, MoE, Own, Routing, SharedMLP, TopK
 from tests.matrix import axes
 
 DIM, HIDDEN, EXPERTS = 8, 16, 4
@@ -151,6 +151,50 @@ def test_experts_may_live_elsewhere_and_come_back() -> None:
     assert copy.deepcopy(module).experts.asked, "a copy is as its original was"
     module.experts = None
     assert torch.equal(module(x, context), whole)
+
+
+@pytest.mark.parametrize("kind", [GatedMLP, SharedMLP])
+@torch.no_grad()
+def test_what_is_shared_meets_every_token(kind: type[GatedMLP]) -> None:
+    module, plain, x = mixture(2, shared=kind.Config(hidden_dim=12)), mixture(2), torch.randn(2, 5, DIM)
+    context = Context.whole(x[..., 0])
+    for key in ("gate", "up", "down"):
+        getattr(plain, key).assign(getattr(module, key).dense())
+        part = getattr(module.shared, key)
+        part.assign(torch.randn(part.shape))
+    plain.router.gate.assign(module.router.gate.dense())
+    gate, up, down = (getattr(module.shared, key).dense() for key in ("gate", "up", "down"))
+    beside = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    if kind is SharedMLP:
+        module.shared.weigh.assign(torch.randn(1, DIM))
+        beside = beside / (1 + (-(x @ module.shared.weigh.dense().T)).exp())
+    torch.testing.assert_close(module(x, context), plain(x, context) + beside, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "packed", "hooked"])
+def test_all_experts_at_once_are_the_loop(name: str) -> None:
+    part = GroupedLinear.Config(format=axes.formats()["Int8.groups"]) if name == "packed" else GroupedLinear.Config()
+    module, x = mixture(2, gate=part, up=part, down=part), torch.randn(1, 30, DIM)
+    calls = []
+    if name == "hooked":
+        module.up.register_forward_hook(lambda _, args, out: calls.append(args[1]))
+    own, pairs = module.experts, module.router(x).pairs()
+    assert isinstance(own, Own)
+    tokens = x.flatten(0, 1)[pairs.source]
+    got, want = own.run(tokens, pairs.counts, Context.whole(x[..., 0])), own.loop(tokens, pairs.counts)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert calls == ([0, 1, 2, 3] * 2 if name == "hooked" else [])  # who looks on sees every expert
+
+
+@torch.no_grad()
+def test_a_token_becomes_the_same_alone_and_in_a_batch() -> None:
+    module, x = mixture(2), torch.randn(3, 7, DIM)
+    whole = module(x, Context.whole(x[..., 0]))
+    for row, token in ((0, 0), (1, 4), (2, 6)):
+        one = x[row : row + 1, token : token + 1]
+        torch.testing.assert_close(
+            module(one, Context.whole(one[..., 0]))[0, 0], whole[row, token], atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("k", [0, 5, -1])

@@ -14,7 +14,7 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import GroupedLinear
-from orchard.nn.lowering import native_of, obstacle
+from orchard.nn.lowering import native_of, obstacle, part_of
 from orchard.nn.mlp import activation
 from orchard.nn.moe.dispatch import add_up
 from orchard.nn.moe.experts import Experts, Own
@@ -37,6 +37,8 @@ class MoE(Configurable, nn.Module):
         gate: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
         up: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
         down: GroupedLinear.Config = field(default_factory=GroupedLinear.Config)
+        shared: BaseConfig | None = None
+        """What every token meets beside the experts it chooses: a GatedMLP or a SharedMLP, or any other MLP."""
 
         def wire(self) -> None:
             self.router.dim, self.router.experts = self.dim, self.experts  # type: ignore[attr-defined]
@@ -45,6 +47,8 @@ class MoE(Configurable, nn.Module):
             self.down.in_dim, self.down.out_dim = self.hidden_dim, self.dim
             for part in (self.gate, self.up, self.down):
                 part.count = self.experts
+            if self.shared is not None:
+                self.shared.dim = self.dim  # type: ignore[attr-defined]
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -54,6 +58,7 @@ class MoE(Configurable, nn.Module):
         self.gate: GroupedLinear = cfg.gate.build()
         self.up: GroupedLinear = cfg.up.build()
         self.down: GroupedLinear = cfg.down.build()
+        self.shared: nn.Module | None = None if cfg.shared is None else cfg.shared.build()
         self._elsewhere: Experts | None = None
 
     @property
@@ -67,6 +72,11 @@ class MoE(Configurable, nn.Module):
         self._elsewhere = experts
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        y = self.routed(x, context)
+        return y if self.shared is None else y + self.shared(x, context)
+
+    def routed(self, x: Tensor, context: Context) -> Tensor:
+        """What the chosen experts say."""
         tokens = x.flatten(0, -2)
         if not len(tokens):
             return x
@@ -78,13 +88,14 @@ class MoE(Configurable, nn.Module):
         return add_up(results, pairs, tokens).view_as(x)
 
     def lower(self, builder: Builder, x: Value, path: str) -> Value:
-        """One step for router and experts together, so it is all native or none of it."""
+        """One step for router and experts together, so these are all native or none of them; what is shared is a part of its
+        own."""
         if self._elsewhere is not None:
             raise NotLowered(f"its experts are {type(self._elsewhere).__name__}, not weights of its own")
         if (reason := obstacle(self.router, says="native")) is not None:
             raise NotLowered(reason)
         router: NativeRouter = self.router.native()  # type: ignore[operator]
-        return builder.experts(
+        routed = builder.experts(
             x,
             router=router.weight,
             router_bias=router.bias,
@@ -96,6 +107,9 @@ class MoE(Configurable, nn.Module):
             activation=self.config.activation,
             router_path=f"{path}.router.gate",
             path=path,
+        )
+        return (
+            routed if self.shared is None else builder.add(routed, part_of(builder, self.shared, x, f"{path}.shared"))
         )
 
     def leave(self, routing: Routed, context: Context) -> None:
