@@ -224,4 +224,19 @@ def notes(size: Size) -> list[str]:
 
 
 def reasons(values: dict[str, Value | Scalar]) -> dict[str, str]:
-    return {}
+    """What to think of where a claim fails."""
+    said = {
+        "gain": "Likely: each expert sees an eighth of the images, and the dense model still learns: longer runs favour experts.",
+        "random": "Likely: random groups give experts other images too; what a router cannot tell it mixes, which is no loss by itself.",
+        "learned": "Likely: a router that learns by itself finds groups of its own, and at this scale they serve about as well.",
+        "recovered": "Likely: too few confusions of images that were held out, or too many of them between families.",
+        "some": "Experts gain nothing over the dense model in any number of layers that was tried.",
+        "few": "Likely: kinds begin with the same dense model, so experts in early layers need not learn their features again, and their "
+        "routers, which cannot tell families yet, send images to copies that hardly differ.",
+    }
+    return {claim.id: said[claim.id] for claim in CLAIMS if claim.id in said and not _holds(claim, values)}
+
+
+def _holds(claim: Claim, values: dict[str, Value | Scalar]) -> bool:
+    found = values[claim.metric]
+    return claim.bound.holds(float(found.value if isinstance(found, Value) else found))  # type: ignore[arg-type]

@@ -93,8 +93,8 @@ def test_trees_and_seeds() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for settings, said in (
-        ({"experts": 1}, "leave nothing to choose"),
-        ({"experts": 3, "k": 4}, "cannot be chosen"),
+        ({"experts": 1}, "1 of 1 experts"),
+        ({"experts": 3, "k": 4}, "4 of 3 experts"),
         ({"last": 0}, "last 0 layers"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -102,7 +102,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="there are 3 layers, not 4"):
         ImageExperts(last=4)(dense().config)
     ungated = dense().config.rewrite(GatedMLP, lambda mlp: FeedForward.Config(hidden_dim=mlp.hidden_dim))
-    with pytest.raises(UnsupportedPair, match="layer 1 has a FeedForward"):
+    with pytest.raises(UnsupportedPair, match="is a FeedForward, not a gated MLP"):
         ImageExperts()(ungated)
     block = Block.Config(mixer=Attention.Config(heads=2, kv_heads=1, head_dim=8), mlp=GatedMLP.Config(hidden_dim=8))
     writes = Decoder.Config(vocab=9, dim=16, context=8, stack=Stack.Config(layers=[block]))
