@@ -1,8 +1,8 @@
 """Experts for whole images: the last layers of a model that reads images get several MLPs, of which each image uses a few.
 
-From Mobile V-MoEs (arXiv 2309.04354). One router a layer reads the mean token and decides once an image, so only the chosen
-experts have to be loaded. It is taught super-classes (`ImageBatch.groups`, the loss `moe.router`); where none are known,
-`orchard.models.vision.superclasses` finds some in what a dense model confuses.
+From Mobile V-MoEs (arXiv 2309.04354). One router reads the mean token that enters the first of these layers and decides once an
+image, for all of them, so only the chosen experts have to be loaded. It is taught super-classes (`ImageBatch.groups`, the loss
+`moe.router`); where none are known, `orchard.models.vision.superclasses` finds some in what a dense model confuses.
 
 Of a model that was trained, every expert begins as a copy of the MLP it replaces (`Upcycle`): with renormalised weights the new
 model computes what the old one did until experts part.
@@ -18,7 +18,7 @@ from torch import nn
 
 from orchard.core.batch import Batch
 from orchard.core.errors import ConfigError
-from orchard.nn.moe import ImageLevel
+from orchard.nn.moe import Follow, ImageLevel
 from orchard.nn.tensors import carried
 from orchard.transforms.base import Tell, Transform, silent
 from orchard.transforms.reformat import learning_like
@@ -38,6 +38,8 @@ class ImageExperts(Transform):
     """Weights of the chosen experts sum to one. A weight below one would shrink what a layer adds to its input."""
     through: bool = False
     """Routers learn from what their choice is worth, too, and not from labels alone (`ImageLevel`)."""
+    single: bool = True
+    """The first of these layers decides for all, as published; or each has a router of its own."""
     seed: int = 0
     """Of the routers, which no trained model has."""
 
@@ -51,9 +53,10 @@ class ImageExperts(Transform):
     def __call__(self, tree: Any) -> Any:
         layers = self._layers(tree)
         made = self._copies(layers)(tree)
+        decides = ImageLevel.Config(k=self.k, renormalize=self.renormalize, through=self.through)
         for layer in layers:
-            router = ImageLevel.Config(k=self.k, renormalize=self.renormalize, through=self.through)
-            made.stack.layers[layer].mlp.router = router
+            first = layer == layers[0] or not self.single
+            made.stack.layers[layer].mlp.router = decides.clone() if first else Follow.Config(k=self.k)
         return made.complete()  # layers that cannot have such a router are refused here, by name
 
     def apply(self, model: M, texts: Sequence[Batch] = (), tell: Tell = silent) -> M:

@@ -11,7 +11,7 @@ from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.models.vision import ViT, small_vit
 from orchard.models.vision.costs import costs
 from orchard.nn.mlp import GatedMLP
-from orchard.nn.moe import MoE, TopK
+from orchard.nn.moe import MoE, Own, TopK
 from orchard.transforms.image_experts import ImageExperts
 
 
@@ -53,15 +53,23 @@ def test_the_first_token_can_stand_for_an_image() -> None:
         tree().clone(pool="max").build()
 
 
-@pytest.mark.parametrize("change", [None, ImageExperts(experts=4, last=2), ImageExperts(experts=3, last=1, k=2)])
+@pytest.mark.parametrize(
+    "change",
+    [None, ImageExperts(experts=4), ImageExperts(experts=4, single=False), ImageExperts(experts=3, last=1, k=2)],
+)
 @torch.no_grad()
-def test_costs_are_what_torch_counts(change: ImageExperts | None) -> None:
+def test_costs_are_what_torch_counts(change: ImageExperts | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Own, "run", lambda self, tokens, counts, _: self.loop(tokens, counts)
+    )  # kernels are not counted
     cfg = tree() if change is None else change(tree())
     model = cfg.build()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # others are not counted on a CPU
         model(images(1))
     told = costs(cfg)
-    routers = 0 if change is None else change.last * 9 * 16  # means are no products of matrices
+    routers = (
+        0 if change is None else (1 if change.single else change.last) * 9 * 16
+    )  # means are no products of matrices
     assert told.flops - routers == counter.get_total_flops()
     assert told.parameters == sum(parameter.numel() for parameter in model.parameters())
     idle = 0 if change is None else change.last * (change.experts - change.k) * 3 * 16 * 24

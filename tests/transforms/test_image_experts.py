@@ -11,7 +11,7 @@ from orchard.models.vision import ViT, small_vit
 from orchard.nn.attention import Attention
 from orchard.nn.feed_forward import FeedForward
 from orchard.nn.mlp import GatedMLP
-from orchard.nn.moe import ImageLevel, MoE
+from orchard.nn.moe import Follow, ImageLevel, MoE
 from orchard.nn.stack import Block, Stack
 from orchard.transforms.image_experts import ImageExperts
 
@@ -59,14 +59,38 @@ def test_an_image_uses_its_k_experts_and_no_others() -> None:
         assert torch.equal(other(image), before) == (expert not in used)
 
 
-def test_routers_learn_from_labels_and_experts_from_their_images() -> None:
-    made = ImageExperts(experts=3, last=2).apply(dense())
-    context = made.context(images(), torch.arange(16) % 3)
-    made.hidden(images(), context)
-    assert len(context.collected["moe.router"]) == 2
-    torch.stack(context.collected["moe.router"]).mean().backward()
-    for layer in made.stack.layers[1:]:
-        assert layer.mlp.router.gate.weight.grad.abs().sum() > 0
+def test_routers_learn_from_labels() -> None:
+    for single, count in ((False, 2), (True, 1)):
+        made = ImageExperts(experts=3, last=2, single=single).apply(dense())
+        context = made.context(images(), torch.arange(16) % 3)
+        made.hidden(images(), context)
+        assert len(context.collected["moe.router"]) == count
+        torch.stack(context.collected["moe.router"]).mean().backward()
+        for layer in made.stack.layers[1 : 1 + count]:
+            assert layer.mlp.router.gate.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_all_layers_go_by_one_decision() -> None:
+    made = ImageExperts(experts=4, last=3, k=2).apply(dense())
+    seen: list[torch.Tensor] = []
+    for layer in made.stack.layers:
+        layer.mlp.router.register_forward_hook(lambda _, __, routing: seen.append(routing.experts))
+    made(images())
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2]) and len(seen[0].unique()) > 2
+    assert [name for name, _ in made.named_parameters() if "router" in name] == [
+        "stack.layers.0.mlp.router.gate.weight"
+    ]
+
+
+def test_nobody_follows_nobody() -> None:
+    tree = ImageExperts(experts=4, last=2)(dense().config)
+    alone = tree.set("stack.layers[1].mlp.router", Follow.Config())
+    with pytest.raises(UnsupportedPair, match="there is none"):
+        alone.build()(images())
+    other = tree.set("stack.layers[2].mlp.experts", 5)
+    with pytest.raises(UnsupportedPair, match="1 of 5 experts follows one with 1 of 4"):
+        other.build()(images())
 
 
 def test_routers_learn_without_labels_where_gradients_go_through() -> None:
@@ -83,11 +107,11 @@ def test_routers_learn_without_labels_where_gradients_go_through() -> None:
 
 def test_trees_and_seeds() -> None:
     tree = dense().config
-    made = ImageExperts(experts=6, last=3, k=2, renormalize=False)(tree)
+    made = ImageExperts(experts=6, last=3, k=2, renormalize=False, single=False)(tree)
     assert [block.mlp.router.k for block in made.stack.layers] == [2, 2, 2]
     assert isinstance(made.stack.layers[0].mlp.router, ImageLevel.Config)
     one, again, other = (ImageExperts(seed=seed).apply(dense()) for seed in (1, 1, 2))
-    gates = [model.stack.layers[-1].mlp.router.gate.weight for model in (one, again, other)]
+    gates = [model.stack.layers[1].mlp.router.gate.weight for model in (one, again, other)]
     assert torch.equal(gates[0], gates[1]) and not torch.equal(gates[0], gates[2])
 
 

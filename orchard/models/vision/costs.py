@@ -14,7 +14,7 @@ from orchard.core.errors import UnsupportedPair
 from orchard.models.vision.vit import ViT
 from orchard.nn.attention.bidirectional import BidirectionalAttention
 from orchard.nn.linear import Linear
-from orchard.nn.moe import ImageLevel, MoE
+from orchard.nn.moe import Follow, ImageLevel, MoE
 from orchard.nn.tensors import tensor_shapes
 
 
@@ -49,14 +49,14 @@ def costs(tree: ViT.Config) -> Costs:
 def _mixture(mlp: MoE.Config, layer: int, tokens: int) -> tuple[int, int]:
     """The operations of a mixture, and the weights of the experts that an image leaves alone."""
     router = mlp.router
-    if not isinstance(router, ImageLevel.Config):
+    if not isinstance(router, ImageLevel.Config | Follow.Config):
         raise UnsupportedPair(
             f"layer {layer}: with the router {router.builds.__name__} each token has its own experts, and what an image "
             "touches depends on the image",
             hint="use ImageLevel",
         )
     expert = 3 * mlp.dim * mlp.hidden_dim
-    decide = 2 * _weights(router) + tokens * mlp.dim
+    decide = 0 if isinstance(router, Follow.Config) else 2 * _weights(router) + tokens * mlp.dim
     return decide + 2 * tokens * router.k * expert, (mlp.experts - router.k) * expert
 
 

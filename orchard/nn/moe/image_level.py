@@ -22,6 +22,9 @@ from orchard.nn.linear import Linear
 from orchard.nn.moe.router import Router, Routing
 from orchard.nn.moe.rows import whole_rows
 
+DECIDED = "moe.decided"
+"""Where a context keeps the last decision about its rows."""
+
 
 class ImageLevel(Configurable, Router):
     """Softmax over all experts, then the k largest, once a row.
@@ -65,7 +68,10 @@ class ImageLevel(Configurable, Router):
             even = weights / weights.sum(-1, keepdim=True)
             weights = even + (weights - weights.detach()) if self.config.through else even
         parts = (experts, weights.to(x.dtype), logits)
-        return Routing(*(part.repeat_interleave(x.shape[1], 0) for part in parts))
+        routing = Routing(*(part.repeat_interleave(x.shape[1], 0) for part in parts))
+        if context is not None:
+            context.memo[DECIDED] = routing  # for layers that follow
+        return routing
 
 
 def _taught(logits: Tensor, labels: Tensor) -> Tensor:
