@@ -82,8 +82,9 @@ def test_experts_are_counted_where_they_run() -> None:
     model = runs._begun(TINY, runs.Kind("some", 2, mobile_vmoe.PLANTED), 1, runs.first(TINY, 1, 0))
     images = runs.pictures(TINY, "test", 0).images[:5].float()
     assert used(model, images) == [[1, 1]] * 5
-    model.stack.layers[-1].mlp.router.config.k = 3
-    assert used(model, images) == [[1, 3]] * 5
+    for layer in model.stack.layers[-2:]:
+        layer.mlp.router.config.k = 3
+    assert used(model, images) == [[3, 3]] * 5
 
 
 def test_random_groups_are_balanced_and_differ() -> None:
