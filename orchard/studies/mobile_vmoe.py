@@ -151,21 +151,42 @@ def routed(
 ) -> dict[str, Value | Scalar]:
     """How often routers choose the group that they are taught, and whether that goes with what experts gain."""
     labels = runs.pictures(size, "test", seed).labels.cpu().numpy()
-    groups = {kind.name: dict.fromkeys(seeds, kind.groups) for kind in kinds(size, seed)(seeds[0]) if kind.groups}
+    right: dict[str, list[float]] = {}
     for one in seeds:
-        groups["random"][one] = next(kind.groups for kind in kinds(size, seed)(one) if kind.name == "random")
-    known = {
-        name: np.array([100 * float((np.array(by[one])[labels] == found[name][one].routed).mean()) for one in seeds])
-        for name, by in groups.items()
-    }
-    gains = np.concatenate([accuracy[name] - accuracy["dense"] for name in known])
-    together = float(np.corrcoef(np.concatenate(list(known.values())), gains)[0, 1])
-    note = f"Pearson's, over {len(gains)} mixtures that are taught groups: planted ones in some layers or all, and random ones"
+        for kind in kinds(size, seed)(one):
+            if kind.groups is not None:
+                taught = np.array(kind.groups)[labels]
+                right.setdefault(kind.name, []).append(100 * float((found[kind.name][one].routed == taught).mean()))
+    known = {name: np.array(parts) for name, parts in right.items()}
+    alike = (f"experts_in_{LAST}", "random")  # with experts in the same layers: how many there are matters by itself
+    x, y = (np.concatenate(parts) for parts in zip(*((known[n], accuracy[n] - accuracy["dense"]) for n in alike), strict=True))
+    families = [family_gains(found, labels, one) for one in seeds]
     return {
         **{f"router_accuracy_{name}": spread(part, "%") for name, part in known.items()},
         "router_accuracy": spread(known[f"experts_in_{LAST}"], "%"),
-        "router_correlation": Value(together if np.isfinite(together) else 0.0, note=note),
+        "router_correlation": Value(
+            correlation(x, y), note=f"Pearson's, of {len(x)} mixtures: taught planted groups or random ones"
+        ),
+        "router_correlation_families": Value(
+            correlation(*np.concatenate(families, 1)),
+            note="of families within mixtures, which also differ in difficulty",
+        ),
     }
+
+
+def family_gains(found: dict[str, dict[int, Result]], labels: np.ndarray, seed: int) -> np.ndarray:
+    """For each family, how often images of it reach its expert, and what their accuracy gains: [2, families]."""
+    ours, dense = found[f"experts_in_{LAST}"][seed], found["dense"][seed]
+    assert ours.routed is not None
+    family = np.array(PLANTED)[labels]
+    of = [family == number for number in range(EXPERTS)]
+    reached = [float((ours.routed[:, rows] == family[rows]).mean()) for rows in of]
+    return np.array([reached, [float(ours.right[rows].mean() - dense.right[rows].mean()) for rows in of]])
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's; 0 where one side does not change."""
+    return float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else 0.0
 
 
 # Cost and super-classes -----------------------------------------------------------------------------------------------
