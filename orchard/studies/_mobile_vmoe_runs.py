@@ -103,8 +103,8 @@ class Result:
     seed: int
     right: np.ndarray
     """Which test images it knows, bool."""
-    taken_for: np.ndarray
-    """What it takes images for that were held out."""
+    taken_for: np.ndarray | None
+    """What a dense model takes images for that were held out."""
     routed: np.ndarray | None
     """The first choice of each router, [layers, test images]."""
     loss: float
@@ -145,11 +145,11 @@ def then(size: Size, kind: Kind, seed: int, data_seed: int, begin: Weights) -> R
     loss = learn(
         model, kind.objective(), kind.groups, size, seed, data_seed, size.first, size.first + size.then, falls=True
     )
-    test, held_out = pictures(size, "test", data_seed), pictures(size, "held_out", data_seed)
+    test = pictures(size, "test", data_seed)
     scores, routed = look(model, test)
-    taken_for, _ = look(model, held_out)
-    right = scores == test.labels.cpu()
-    return Result(kind.name, seed, right.numpy(), taken_for.numpy(), routed, loss, _weights(model))
+    right = (scores == test.labels.cpu()).numpy()
+    confused = None if kind.last else look(model, pictures(size, "held_out", data_seed))[0].numpy()
+    return Result(kind.name, seed, right, confused, routed, loss, _weights(model))
 
 
 def learn(

@@ -159,7 +159,10 @@ def routed(
                 right.setdefault(kind.name, []).append(100 * float((found[kind.name][one].routed == taught).mean()))
     known = {name: np.array(parts) for name, parts in right.items()}
     alike = (f"experts_in_{LAST}", "random")  # with experts in the same layers: how many there are matters by itself
-    x, y = (np.concatenate(parts) for parts in zip(*((known[n], accuracy[n] - accuracy["dense"]) for n in alike), strict=True))
+    x, y = (
+        np.concatenate(parts)
+        for parts in zip(*((known[n], accuracy[n] - accuracy["dense"]) for n in alike), strict=True)
+    )
     families = [family_gains(found, labels, one) for one in seeds]
     return {
         **{f"router_accuracy_{name}": spread(part, "%") for name, part in known.items()},
