@@ -114,6 +114,26 @@ class GroupBatch(Movable):
 
 
 @dataclass(frozen=True)
+class ImageBatch(Movable):
+    """Images, what each shows, and the group that this belongs to."""
+
+    images: Array
+    """[B, channels, height, width]"""
+    labels: Array
+    """[B], classes; or [B, classes], shares of them, where images are mixed."""
+    groups: Array | None = None
+    """[B], or shares [B, groups]: what routers are taught; None: nothing."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def tokens(self) -> int:
+        """Targets that count: one an image."""
+        return len(self.images)
+
+
+@dataclass(frozen=True)
 class Loss:
     """Sums, so that micro-batches and processes add up exactly: what is minimised is `value` over `weight`."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchard.data.packing import Pack
     from orchard.data.parquet import Parquet
     from orchard.data.prefetch import Prefetch
+    from orchard.data.scenes import Scenes
     from orchard.data.source import Pair, Row, Sample, Source
     from orchard.data.text import Text
 
@@ -36,6 +37,7 @@ _HOME = {
     "Row": "source",
     "Sample": "source",
     "SampleTooLong": "errors",
+    "Scenes": "scenes",
     "Shuffle": "order",
     "Source": "source",
     "StateError": "errors",
@@ -58,6 +60,7 @@ __all__ = [
     "Row",
     "Sample",
     "SampleTooLong",
+    "Scenes",
     "Shuffle",
     "Source",
     "StateError",

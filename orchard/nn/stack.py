@@ -12,6 +12,7 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
+from orchard.nn.layer_norm import LayerNorm
 from orchard.nn.lowering import obstacle, part_of
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.norm import RMSNorm
@@ -49,12 +50,12 @@ class Block(Configurable, nn.Module):
 
     @config
     class Config(Layer):
-        mixer_norm: RMSNorm.Config | None = field(default_factory=RMSNorm.Config)
+        mixer_norm: RMSNorm.Config | LayerNorm.Config | None = field(default_factory=RMSNorm.Config)
         mixer: BaseConfig = field(default_factory=Attention.Config)
-        mixer_out_norm: RMSNorm.Config | None = None
-        mlp_norm: RMSNorm.Config | None = field(default_factory=RMSNorm.Config)
+        mixer_out_norm: RMSNorm.Config | LayerNorm.Config | None = None
+        mlp_norm: RMSNorm.Config | LayerNorm.Config | None = field(default_factory=RMSNorm.Config)
         mlp: BaseConfig = field(default_factory=GatedMLP.Config)
-        mlp_out_norm: RMSNorm.Config | None = None
+        mlp_out_norm: RMSNorm.Config | LayerNorm.Config | None = None
 
         def wire(self) -> None:
             for norm in (self.mixer_norm, self.mixer_out_norm, self.mlp_norm, self.mlp_out_norm):
@@ -184,7 +185,7 @@ def _own_store(block: Layer) -> bool:
     return getattr(getattr(block.mixer, "store", None), "owner", None) is None
 
 
-def _norm(cfg: RMSNorm.Config | None) -> nn.Module:
+def _norm(cfg: RMSNorm.Config | LayerNorm.Config | None) -> nn.Module:
     module: nn.Module = nn.Identity() if cfg is None else cfg.build()
     return module
 

@@ -2,6 +2,7 @@
 
 from orchard.objectives.aggregate import Aggregate, Baseline, GroupNormal, LeaveOneOut
 from orchard.objectives.base import LanguageModel, Objective
+from orchard.objectives.classify import Classify
 from orchard.objectives.collected import WithCollected, with_collected
 from orchard.objectives.distill import Distill, TopScores
 from orchard.objectives.lm import NextToken
@@ -13,6 +14,7 @@ from orchard.objectives.preference import Preference
 __all__ = [
     "Aggregate",
     "Baseline",
+    "Classify",
     "Distill",
     "GroupNormal",
     "LanguageModel",

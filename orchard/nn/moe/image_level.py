@@ -22,11 +22,14 @@ from orchard.nn.linear import Linear
 from orchard.nn.moe.router import Router, Routing
 from orchard.nn.moe.rows import whole_rows
 
+DECIDED = "moe.decided"
+"""Where a context keeps the last decision about its rows."""
+
 
 class ImageLevel(Configurable, Router):
     """Softmax over all experts, then the k largest, once a row.
 
-    Renormalised weights of one expert are always 1: then the router learns from labels alone.
+    Renormalised weights of one expert are always 1: then the router learns from labels alone, unless gradients go `through`.
     """
 
     whole_rows: ClassVar[bool] = True
@@ -37,11 +40,16 @@ class ImageLevel(Configurable, Router):
         experts: int = REQUIRED
         k: int = 1
         renormalize: bool = False
+        through: bool = False
+        """Renormalised weights pass on the gradient of plain ones (straight-through, arXiv 1308.3432), so that a router learns
+        without labels too."""
         gate: Linear.Config = field(default_factory=Linear.Config)
 
         def wire(self) -> None:
             if not 1 <= self.k <= self.experts:
                 raise ConfigError(f"{self.k} of {self.experts} experts cannot be chosen", hint="use 1 ≤ k ≤ experts")
+            if self.through and not self.renormalize:
+                raise ConfigError("plain weights have a gradient of their own", hint="use through with renormalize")
             self.gate.in_dim, self.gate.out_dim = self.dim, self.experts
 
     def __init__(self, cfg: Config) -> None:
@@ -57,9 +65,13 @@ class ImageLevel(Configurable, Router):
             context.collect("moe.router", _taught(logits.float(), context.labels))
         weights, experts = torch.topk(logits.float().softmax(-1), self.config.k, dim=-1)
         if self.config.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
+            even = weights / weights.sum(-1, keepdim=True)
+            weights = even + (weights - weights.detach()) if self.config.through else even
         parts = (experts, weights.to(x.dtype), logits)
-        return Routing(*(part.repeat_interleave(x.shape[1], 0) for part in parts))
+        routing = Routing(*(part.repeat_interleave(x.shape[1], 0) for part in parts))
+        if context is not None:
+            context.memo[DECIDED] = routing  # for layers that follow
+        return routing
 
 
 def _taught(logits: Tensor, labels: Tensor) -> Tensor:

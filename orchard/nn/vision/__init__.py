@@ -1,0 +1,5 @@
+"""Parts of models that look at images."""
+
+from orchard.nn.vision.patches import Patches
+
+__all__ = ["Patches"]
