@@ -66,8 +66,9 @@ def make_model(path: Path, base: str, experts: int, k: int) -> None:
     source = Library().resolve(base)
     tokenizer, built = build_stored(source)
     dense, tree = built.decoder, built.decoder.config.clone()
-    for block in tree.stack.layers:
-        mlp: Any = block.mlp
+    blocks: Any = tree.stack.layers
+    for block in blocks:
+        mlp = block.mlp
         parts: dict[str, Any] = {
             name: GroupedLinear.Config(format=getattr(mlp, name).format.clone()) for name in ("gate", "up", "down")
         }

@@ -70,7 +70,9 @@ class NeuronMLP(Configurable, nn.Module):
                 raise BudgetTooSmall(budget=capacity * row, needed=least * row, what=what)
             buffer = NeuronBuffer(cfg.hidden_dim, self.store.width, capacity=capacity)
         self.window = NeuronWindow(buffer, cfg.window)
-        self._all_speak = cfg.extras or cfg.activity == EXACT  # where nobody is missed, those not named are silent anyway
+        self._all_speak = (
+            cfg.extras or cfg.activity == EXACT
+        )  # where nobody is missed, those not named are silent anyway
         self.store.records.reads = self.store.records.bytes = 0  # from here on: what tokens cost
 
     @property

@@ -23,7 +23,7 @@ from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
 from orchard.transforms.base import Tell, Transform, silent
 from orchard.transforms.reformat import learning_like
-from orchard.transforms.share_kv_fit import fit_readers
+from orchard.transforms.share_kv_fit import fit_readers, refine
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -34,6 +34,8 @@ class ShareKV(Transform):
 
     last: int | None = None
     share: float | None = None
+    refine: int = 0
+    """Steps by which attentions that read another's keys and values learn, each from what it gave before."""
     notes: list[str] = field(default_factory=list, compare=False, repr=False)
     """What was left as it is, once it was applied."""
 
@@ -45,6 +47,8 @@ class ShareKV(Transform):
             raise ConfigError("how many layers share keys and values?", hint="give last=11 or share=0.375, one of them")
         if self.last is not None and (isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 1):
             raise ConfigError(f"the last {self.last!r} layers", hint="use a whole number from 1")
+        if self.refine < 0:
+            raise ConfigError(f"{self.refine} steps of refining", hint="use a whole number from 0")
         if self.share is not None and not 0 < self.share < 1:
             raise ConfigError(f"a share of {self.share!r} of the layers", hint="use a number between 0 and 1")
 
@@ -84,6 +88,8 @@ class ShareKV(Transform):
         made = learning_like(super().apply(model, texts, tell), model)
         if texts:
             self.notes[:] = fit_readers(model, made, texts, tell)
+            if self.refine:
+                refine(model, made, texts, self.refine, tell)
         tell(1.0)
         return made
 

@@ -5,9 +5,9 @@ worse than nothing (an error of 1.3 to 11 times what it should add, in the layer
 from the model as it was, on any text, and is linear in the output map. So that map is solved for by least squares, which takes a
 few thousand tokens and no gradient, and leaves training much less to heal.
 
-Then, if steps are given (`refine`), all maps of those attentions learn together, and with them the key and value maps of the layer
-that they read, which were made for that one alone. What each attention should add stays what it was, at the inputs that it had:
-no gradient passes from layer to layer, so that a step costs little and many are cheap.
+Then, if steps are given (`refine`), all maps of those attentions learn together, and with them the key and value maps of the
+layer that they read, which were made for that one alone. What each attention should add stays what it was, at the inputs that it
+had: no gradient passes from layer to layer, so that a step costs little.
 
 Each layer is fitted at the inputs it had in the model as it was. To fit it at what the layers before it give now, aiming at where
 the state was, was tried on the same model and was worse on other text: what those layers left wrong is mostly noise to it.
@@ -77,7 +77,11 @@ def refine(model: Any, made: Any, texts: Sequence[Batch], steps: int, tell: Tell
     groups: dict[int, list[int]] = {}
     for number, (old, new) in enumerate(zip(model.stack.layers, made.stack.layers, strict=True)):
         owner = new.mixer.config.store.owner
-        if owner is not None and old.mixer.config.store.owner is None and _dense(new.mixer, made.stack.layers[owner].mixer):
+        if (
+            owner is not None
+            and old.mixer.config.store.owner is None
+            and _dense(new.mixer, made.stack.layers[owner].mixer)
+        ):
             groups.setdefault(owner, [owner]).append(number)
     kept: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for group in groups.values() for layer in group}
     with torch.no_grad():
@@ -86,7 +90,7 @@ def refine(model: Any, made: Any, texts: Sequence[Batch], steps: int, tell: Tell
                 kept[number] = [_heard(old, old.mixer, stream, batch) for batch in range(len(texts))]
             stream.go(old)
     done = 0
-    for owner, group in groups.items():
+    for group in groups.values():
         mixers = nn.ModuleList(made.stack.layers[layer].mixer for layer in group)
         learns = {parameter: parameter.requires_grad for parameter in mixers.parameters()}
         mixers.requires_grad_(True)

@@ -112,6 +112,24 @@ def test_with_texts_what_attention_adds_comes_nearer_to_what_it_added_on_other_t
     assert (fit - was).square().sum() < 0.5 * (unfit - was).square().sum()
 
 
+def test_refined_they_come_nearer_still_and_nothing_else_changes() -> None:
+    model = built(tree())
+    draw = torch.Generator().manual_seed(5)
+    texts = [whole_rows(torch.randint(0, model.config.vocab, (8, 24), generator=draw)) for _ in range(4)]
+    fitted, refined = ShareKV(last=3).apply(model, texts), ShareKV(last=3, refine=60).apply(model, texts)
+    kept, before = refined.state_dict(), model.state_dict()
+    changed = {name.rpartition(".mixer.")[0] for name in kept if not torch.equal(kept[name], before[name])}
+    assert changed == {f"stack.layers.{layer}" for layer in (4, 5, 6, 7)}, "the layer that is read, and its readers"
+    with torch.no_grad():
+        was, fit, fine = (
+            torch.cat([decoder.hidden(batch.ids, context_of(batch.ids)) for batch in texts])
+            for decoder in (model, fitted, refined)
+        )
+    assert (fine - was).square().sum() < (fit - was).square().sum()
+    with pytest.raises(ConfigError, match="refining"):
+        ShareKV(last=3, refine=-1)
+
+
 def test_maps_that_are_packed_are_left_and_named() -> None:
     qat = Qat(bits=2, group=8)
     packed = qat.finish(qat.apply(built(tree())))

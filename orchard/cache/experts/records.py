@@ -217,11 +217,12 @@ def pages(size: int, count: int = 1) -> np.ndarray:
     return memory[: size * count].reshape(count, size)
 
 
-def room(size: int) -> Tensor:
-    """Memory for one record of so many bytes."""
+def room(size: int, count: int | None = None) -> Tensor:
+    """Fresh memory for a record of so many bytes, or for `count` of them; taken from the system only where it is touched."""
     import torch
 
-    return torch.from_numpy(pages(size)[0])
+    whole = torch.from_numpy(pages(size * (1 if count is None else count))[0])
+    return whole if count is None else whole.view(count, size)
 
 
 def _open(path: Path, direct: bool) -> tuple[int, dict[str, Any], list[Layer]]:

@@ -8,17 +8,19 @@ from orchard.recipes.compressing.steps import step
 
 
 @step
-def share_kv(last: int | None = None, share: float | None = None) -> Step:
-    """Let the last layers read the keys and values of the last one before them. Wants `heal` next.
+def share_kv(last: int | None = None, share: float | None = None, refine: int = 0) -> Step:
+    """Let the last layers read the keys and values of the last one before them, and fit what they add. Wants `heal` next.
 
     last: how many layers
     share: of all layers; 0.375 unless `last` says how many
+    refine: steps by which these layers learn, each by itself, what they gave before
     """
     from orchard.transforms.share_kv import ShareKV
 
     if last is not None and share is not None:
         raise UsageError("share-kv has both last and share", hint="give one of them")
-    made = ShareKV(last=last) if last is not None else ShareKV(share=0.375 if share is None else share)
+    count = {"last": last} if last is not None else {"share": 0.375 if share is None else share}
+    made = ShareKV(**count, refine=refine)
     return Step(made, sees=True, costs=(1.1, 2.0))
 
 
