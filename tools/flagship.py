@@ -41,7 +41,7 @@ from orchard.weights.library import Library
 SOURCE = "smollm2"
 HEAL, TRAIN, RECOVER, DRAFT = 20_000_000, 62_000_000, 3_000_000, 8_000_000
 """Tokens: to get used to shared keys and values, to learn in few bits, for side paths; for each half of the draft's lessons."""
-SHARED = ["share-kv:last=11", "heal:tokens={heal},lr=1e-3"]
+SHARED = ["share-kv:last=11,refine=400", "heal:tokens={heal},lr=5e-4"]
 SIDES = ["recover:r=2,alpha=4,tokens={recover},lr=1e-3", "kv8"]
 PLANS = {
     "mix": ([*SHARED, "mixed:train=true,tokens={train},lr=1e-3", *SIDES], "3.2bpw"),
@@ -65,7 +65,7 @@ def asked_for(
     counts = {"heal": HEAL, "train": TRAIN, "recover": RECOVER}
     sizes = {key: max(1, round(tokens * factor)) for key, tokens in counts.items()}
     asked: dict[str, Any] = {"text": text, "own": OWN, "reuse": REUSE, "length": LENGTH, "rows": ROWS, "device": device}
-    asked |= {"budget": budget, "held": 16_384, "looked": 32_768, "tasks": follows}
+    asked |= {"budget": budget, "held": 16_384, "looked": 65_536, "tasks": follows}
     return [word.format(**sizes) for word in words], folder / f"{SOURCE}-{name}.orchard", asked
 
 
