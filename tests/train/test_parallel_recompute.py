@@ -101,7 +101,9 @@ def test_blocks_with_mixtures_are_compiled_once_and_train_the_same() -> None:
 
 def test_a_block_that_cannot_be_compiled_says_why() -> None:
     mesh, model = Mesh.Config().build(here=World()), build("moe")
-    for layer in model.stack.layers:  # somebody looks at single experts, and how many tokens they have is not known before
+    for (
+        layer
+    ) in model.stack.layers:  # somebody looks at single experts, and how many tokens they have is not known before
         layer.mlp.gate.register_forward_hook(lambda *_: None)
     plain = train(copy.deepcopy(model), mesh, steps=2)
     report = compiled(model, backend="aot_eager")
