@@ -92,8 +92,11 @@ def _shares(model: nn.Module) -> dict[int, float]:
     shares: dict[int, float] = {}
     for module in model.modules():
         experts = getattr(getattr(module, "config", None), "experts", None)
-        chosen = getattr(getattr(getattr(module, "router", None), "config", None), "k", None)
-        if isinstance(experts, int) and isinstance(chosen, int) and experts > 0:
+        router = getattr(getattr(module, "router", None), "config", None)
+        chosen = getattr(
+            router, "k", getattr(router, "capacity", None)
+        )  # experts that choose meet so many tokens on average
+        if isinstance(experts, int) and isinstance(chosen, int | float) and experts > 0:
             shares |= {
                 id(part): min(1.0, chosen / experts)
                 for part in module.children()
