@@ -11,9 +11,9 @@ are drawn in training, where the choice for each span of text is made by the spa
 each; what is chosen is read, and every byte is counted. Parts: `orchard.transforms.ifprune*` over `orchard.cache.experts`.
 
 What differs from what is known: everything about training, which was not published, follows instruction-following pruning and
-slimmable networks (arXiv 1812.08928). The model is small (see the config: one layer reads, the others choose), learns from nothing,
-and has no vision or speech. The static mask is that of a dense model with the same beginning, cut by activation after two fifths of
-the steps and tuned for the rest of them.
+slimmable networks (arXiv 1812.08928). The model is small (see the config: one layer reads, the others choose), learns from
+nothing, and has no vision or speech. The static mask is that of a dense model with the same beginning, cut by activation after
+two fifths of the steps and tuned for the rest of them.
 """
 
 from __future__ import annotations
