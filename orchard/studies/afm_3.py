@@ -136,7 +136,7 @@ def idle(mean: dict[str, float]) -> dict[str, str]:
     if max(losses) > 1.02 * min(losses):
         return {}
     reason = (
-        f"all budgets lose {min(losses):.3f} to {max(losses):.3f} nats: after so few steps the shared units and the first layer say what "
-        "the model knows, and groups have learnt little that is their own"
+        f"all budgets lose {min(losses):.3f} to {max(losses):.3f} nats: after so few steps the shared units and the first layer "
+        "say what the model knows, and groups have learnt little that is their own"
     )
-    return {claim: reason for claim in ("static", "gap", "anew")}
+    return dict.fromkeys(("static", "gap", "anew"), reason)
