@@ -1,10 +1,10 @@
 """The next token by a part of the model that the text before it has chosen (instruction-following pruning, arXiv 2501.02086).
 
-Two ways to say what "before" is, the two stages of that paper. Answers after prompts (`span=None`): a row's units are chosen by its
-tokens before the first that is learnt from, and no token of an answer is looked at. Running text (`span=64`): rows are cut into
-spans of so many tokens, the units of a span are chosen by everything before it, and those of the first by its first few tokens
-(`first`), which are not learnt from. There is one pass, so that a span reads keys and values that were made with earlier choices,
-as when a choice is made anew while generating.
+Two ways to say what "before" is, the two stages of that paper. Answers after prompts (`span=None`): a row's units are chosen by
+its tokens before the first that is learnt from, and no token of an answer is looked at. Running text (`span=64`): rows are cut
+into spans of so many tokens, the units of a span are chosen by everything before it, and those of the first by its first few
+tokens (`first`), which are not learnt from. There is one pass, so that a span reads keys and values that were made with earlier
+choices, as when a choice is made anew while generating.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,8 @@ def generated(one: Answering, new: int) -> list[int]:
 
 
 def counted(model: Instructed, size: Size, seed: int) -> tuple[dict[str, Value | Scalar], list[list[Any]]]:
-    """Bytes by way of choosing, by budget, and in memory."""
+    """Bytes by way of choosing, by budget, and in memory. On a CPU: slots are its memory."""
+    model = copy.deepcopy(model).cpu()
     small, _, large = (round(share * size.groups) for share in BUDGETS)
     prompts = {domain: rows(1, size.prompt, seed, "generated", domain).ids[0].tolist() for domain in DOMAINS}
     series, by_way = [], {"prompt": 0, "spans": 0, "tokens": 0}

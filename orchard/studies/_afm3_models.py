@@ -1,7 +1,7 @@
 """The models of `afm-3` and how they learn.
 
-All begin from the same numbers and read the same rows for as many steps: one that chooses, a dense one of all units, a dense one of
-as many as a choice uses, and a dense one that is cut on the way to a fixed part by how active its units are.
+All begin from the same numbers and read the same rows for as many steps: one that chooses, a dense one of all units, a dense
+one of as many as a choice uses, and a dense one that is cut on the way to a fixed part by how active its units are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Size:
     opening: int = 8
     """Tokens that the first choice of a row is made by in training."""
     base: int = 200
-    """Steps of the dense model that is cut to a fixed part, and of that part afterwards; all others learn for as many together."""
+    """Steps of the dense model that is cut to a fixed part, and of that part afterwards; all others learn for as many
+    together."""
     steps: int = 300
     rate: float = 5e-3
     tune: float = 4e-3

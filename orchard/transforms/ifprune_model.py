@@ -68,7 +68,7 @@ class Instructed(Configurable, nn.Module):
         self.decoder: Any = cfg.decoder.build()
         self.predictor: nn.Module = cfg.predictor.build()
         self.updates = nn.Parameter(torch.zeros(1), requires_grad=False)
-        self._seen: int | None = None
+        self._seen: Tensor | None = None
 
     # What any model can do --------------------------------------------------------------------------------------------
 
@@ -149,8 +149,9 @@ class Instructed(Configurable, nn.Module):
 
     @torch.no_grad()
     def _count(self) -> None:
-        """Updates are counted by looking whether parameters changed since the last pass: micro-batches do not count twice."""
-        version = next(self.predictor.parameters())._version
-        if self._seen is not None and version != self._seen:
+        """Updates are counted by looking whether scores' own numbers changed since the last pass: micro-batches do not count
+        twice. Their values are compared, because fused optimisers change parameters without raising their version."""
+        now = list(self.predictor.parameters())[-1].detach()
+        if self._seen is not None and not torch.equal(now, self._seen):
             self.updates.add_(1)
-        self._seen = version
+        self._seen = now.clone()

@@ -153,9 +153,11 @@ def test_choices_come_back_from_their_file(tmp_path: Path) -> None:
         save_choices(path, {})
 
 
-def test_training_cools_and_reaches_the_predictor() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_cools_and_reaches_the_predictor(fused: bool) -> None:
+    """Fused optimisers change parameters without raising their version."""
     model = instructed(keep=(0.5, 0.25), steps=3, temperature=1.0, cold=0.25).train()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, fused=fused)
     warm = []
     for _ in range(5):
         warm.append(model.warmth)
