@@ -92,7 +92,7 @@ class MaskedMLP(GatedMLP):
         self.mask_scores = nn.Parameter(torch.zeros(cfg.hidden_dim))
         # A parameter that nothing trains: models are carried from tree to tree by their parameters.
         self.mask_updates = nn.Parameter(torch.zeros(1), requires_grad=False)
-        self._seen: int | None = None
+        self._seen: Tensor | None = None
 
     @property
     def begin(self) -> dict[str, Callable[[tuple[int, ...]], Tensor]]:
@@ -124,7 +124,8 @@ class MaskedMLP(GatedMLP):
 
     @torch.no_grad()
     def _count(self) -> None:
-        version = self.mask_scores._version
-        if self._seen is not None and version != self._seen:
+        # By values: torch's fused optimizers change parameters without counting a version.
+        scores = self.mask_scores.detach()
+        if self._seen is not None and not torch.equal(scores, self._seen):
             self.mask_updates.add_(1)
-        self._seen = version
+        self._seen = scores.clone()

@@ -85,6 +85,18 @@ def test_updates_are_counted_not_passes() -> None:
     assert mlp.warmth == pytest.approx(0.5 * (0.02 / 0.5) ** 0.2)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_updates_of_fused_optimizers_are_counted_too(fused: bool) -> None:
+    mlp: Any = MaskedMLP.Config(dim=4, hidden_dim=6, keep=3, steps=10).build().train()
+    optimizer = torch.optim.AdamW(mlp.parameters(), fused=fused)
+    context: Any = None
+    for update in range(4):
+        out = mlp(torch.randn(2, 4), context)
+        assert float(mlp.mask_updates) == update
+        out.square().sum().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("looked", [False, True])
 def test_masks_become_a_smaller_model(looked: bool) -> None:
     model = built(tree())
