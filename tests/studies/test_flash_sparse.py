@@ -61,3 +61,4 @@ def test_slopes_tell_growth() -> None:
     rows = [(c, r, 1e-6 * c, 1e-9 * r) for c in (4, 16, 64) for r in (100, 200, 800)]
     assert buffers.slopes(rows, 2) == pytest.approx((1, 0), abs=1e-9)
     assert buffers.slopes(rows, 3) == pytest.approx((0, 1), abs=1e-9)
+    assert buffers.each(rows) == pytest.approx((1e-6, 0, 0), abs=1e-12)

@@ -25,7 +25,10 @@ class NeuronBuffer:
             raise UsageError(f"a buffer of {capacity} of {units} neurons", hint=f"use 1 to {units}")
         self.units, self.width, self.capacity = units, width, capacity
         self.count = 0
-        self.rows: Tensor = room(width * dtype.itemsize, capacity).view(dtype)
+        memory = room(width * dtype.itemsize, capacity)
+        self.rows: Tensor = memory.view(dtype)
+        self._whole: np.ndarray = memory.numpy().view(f"V{width * dtype.itemsize}")[:, 0]
+        """The same memory with a row as one item: moving a few takes a tenth of the time that indexing a tensor does."""
         self.ids = np.full(capacity, -1, np.int64)
         """Which neuron a row belongs to."""
         self.slots = np.full(units, -1, np.int64)
@@ -57,12 +60,16 @@ class NeuronBuffer:
         many = len(units)
         if many > self.free:
             raise UsageError(f"{many} neurons do not fit into {self.free} rows", hint="drop some first")
-        if bool(self.held(units).any()) or len(np.unique(units)) < many:
-            raise UsageError("a neuron cannot have two rows", hint="append only those that are not held")
         first, last = self.count, self.count + many
+        fresh, places = bool((self.slots[units] < 0).all()), np.arange(first, last)
+        if fresh:
+            self.slots[units] = places
+        if not fresh or bool((self.slots[units] != places).any()):  # one that comes twice has only its last place
+            if fresh:
+                self.slots[units] = -1
+            raise UsageError("a neuron cannot have two rows", hint="append only those that are not held, each once")
         self.rows[first:last] = rows
         self.ids[first:last] = units
-        self.slots[units] = np.arange(first, last)
         self.count = last
 
     def drop(self, units: Units) -> None:
@@ -78,7 +85,7 @@ class NeuronBuffer:
         moved = tail[self.slots[tail] >= 0]
         holes = places[places < left]
         if len(moved):
-            self.rows[torch.from_numpy(holes)] = self.rows[torch.from_numpy(self.slots[moved])]
+            self._whole[holes] = self._whole[self.slots[moved]]
             self.ids[holes] = moved
             self.slots[moved] = holes
         self.ids[left : self.count] = -1
