@@ -55,6 +55,9 @@ CLAIMS = [
     Claim("plain", "Without prefetching the two are nearly equal", "plain_difference", Bound("<=", 0.02)),
 ]
 NOTES = [
+    "The in-flight set is what the running layer uses and what was read ahead for the layers to come, at nine moments of ten: "
+    "gates change their minds as they come nearer, so it is more than k for each layer. `nominal_…` is the same by the "
+    "prefetcher's numbers alone, `most_…` at the largest there ever was.",
     f"Sizes go from the in-flight set to {LARGEST:.0%} of all units. The point of the first two claims and of the "
     "time to the first token is the size where Least-Stale gains most, among those with a tenth of LRU's collisions.",
     "Time to the first token: the first 32 tokens, one after another, on simulated hardware where a layer computes as long as "
@@ -114,11 +117,27 @@ def measured(
     return values, series
 
 
+def at_other_sizes(replay: Replay) -> dict[str, Value | Scalar]:
+    """What the claims would be about if the in-flight set were counted otherwise: by the prefetcher's numbers alone, or at its
+    largest."""
+    found: dict[str, Value | Scalar] = {}
+    for name, size in (("nominal", replay.nominal), ("most", replay.most_in_flight)):
+        stale, lru = replay.run("least-stale", size), replay.run("lru", size)
+        found |= {
+            f"{name}_in_flight": size,
+            f"{name}_hit_rate": stale.counters.hit_rate,
+            f"{name}_lru_hit_rate": lru.counters.hit_rate,
+            f"{name}_collisions": stale.counters.collisions / max(lru.counters.collisions, 1),
+            f"{name}_ttft": stale.first / lru.first,
+        }
+    return found
+
+
 def capacities(least: int, units: int) -> list[int]:
     """From the in-flight set on, in steps that grow, to a quarter of all units."""
     most, found = max(round(LARGEST * units), least), [least]
     while found[-1] < most:
-        found.append(min(most, found[-1] + max(2, found[-1] // 8)))
+        found.append(min(most, found[-1] + max(1, found[-1] // 4)))
     return found
 
 
@@ -151,6 +170,9 @@ def compared(found: dict[str, list[Replayed]], sizes: list[int]) -> dict[str, Va
             oracle - other for curve in others for oracle, other in zip(rates[ORACLE], curve, strict=True)
         ),
         "smallest_hit_rate": rates["least-stale"][0],
+        "lfu_ahead_at_the_largest": rates["lfu-ahead"][-1],
+        "least_stale_at_the_largest": rates["least-stale"][-1],
+        "oracle_at_the_largest": rates[ORACLE][-1],
         "ttft": stale[best].first / lru[best].first,
         "ttft_lru_touch": stale[best].first / touch[best].first,
         "lfu_collisions": lfu[best].counters.collisions,

@@ -312,7 +312,9 @@ class Belady(Policy):
         return known[place] if place < len(known) else inf
 
 
-POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (LeastStale, LFUAhead, LRU, LRUTouch, LFU, FIFO, GateScore)}
+POLICIES: dict[str, type[Policy]] = {
+    kind.name: kind for kind in (LeastStale, LFUAhead, LRU, LRUTouch, LFU, FIFO, GateScore)
+}
 
 
 def policy_named(name: str) -> Policy:
