@@ -278,7 +278,8 @@ def facts_of(model: str) -> dict[str, Any]:
 
 def _why(routing: dict[str, float]) -> str:
     return (
-        "load on demand reads only what was chosen, so a cache gains no more than the bytes it spares: at this budget the oracle, "
+        "load on demand reads only what was chosen, so a cache gains no more than the bytes it spares: at this budget the "
+        "oracle, "
         f"which knows the future, still reads {1 - routing['oracle hit rate']:.0%} of them, and the policy that runs "
         f"{1 - routing['lfu-ahead hit rate']:.0%} (replay of the model's own trace, nothing read ahead)"
     )
