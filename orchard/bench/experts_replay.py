@@ -94,9 +94,9 @@ def record(name: str, path: Path, tokens: int) -> Trace:
     program = model.experts
     assert program is not None
     program.recorder = recorder = Recorder(program.layers)
-    each = max(tokens // len(TEXTS), 1)
-    for text in track(list(TEXTS), "recording"):
-        model.generate(text, max_tokens=each)
+    openings = [text.partition(".")[0][:80] for text in TEXTS[:8]]
+    for text in track(openings, "recording"):
+        model.generate(text, max_tokens=max(tokens // len(openings), 1))
     trace = recorder.trace(name)
     trace.save(path)
     return trace

@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--model": ("model", _text),
     "-m": ("model", _text),
     "--draft": ("draft", _text),
+    "--experts-budget": ("experts_budget", _text),
     "--system": ("system", _text),
     "--instructions": ("system", _text),
     "--max-tokens": ("max_tokens", _whole(1)),

@@ -22,8 +22,9 @@ class ExpertsOptions:
 
     budget: int | str
     """Memory for experts, in bytes or as in "200MB"."""
-    policy: str = "least-stale"
-    """Which expert makes room: see `orchard.cache.experts.POLICIES`."""
+    policy: str = "auto"
+    """Which expert makes room: see `orchard.cache.experts.POLICIES`. auto: least-stale where memory holds less than one token
+    needs, so that only what is read ahead can be there in time; lfu-ahead where popular experts can stay from token to token."""
     prefetch: str = "gates"
     """What is read before it is asked for: none, gates, history, threshold."""
     lookahead: int = 1
@@ -52,11 +53,16 @@ def check_file(path: Path, expect: Facts) -> None:
 def open_experts(plan: Plan, path: Path, options: ExpertsOptions, expect: Facts) -> NativeRunner:
     """`plan` names its experts only; `expect`: what the file has to say of itself."""
     records = Records.open(path, direct=options.direct, expect=expect)
+    layers = expert_steps(plan)
+    policy = options.policy
+    if policy == "auto":
+        a_token = sum(step.k for step in layers)
+        policy = "least-stale" if options.budget_bytes < a_token * records.record_bytes else "lfu-ahead"
     resident = Resident(
         records,
         options.budget_bytes,
-        policy_named(options.policy),
-        working_set=max(step.k for step in expert_steps(plan)),
+        policy_named(policy),
+        working_set=max(step.k for step in layers),
         threads=options.readers,
     )
     prefetcher = prefetcher_named(options.prefetch, options.lookahead)

@@ -134,7 +134,7 @@ class _CannotKeep(Exception):
 def _opened(path: Path, source: Path, tell: Say | None) -> Prepared | None:
     """The packed file at a path, checked; None where there is none, or none of use (and `tell` hears of it)."""
     if not path.is_file():
-        if tell is not None and any(_of(source)):
+        if tell is not None and any(not old.name.startswith(path.stem) for old in _of(source)):
             tell(f"{source.name} changed, or was packed by another version of Orchard; packing it again")
         return None
     try:

@@ -38,9 +38,9 @@ class LM:
     experts: int = 32
     chosen: int = 4
     hidden: int = 32
-    steps: int = 400
+    steps: int = 150
     batch: int = 8
-    length: int = 96
+    length: int = 64
     rate: float = 3e-3
     balance: float = 0.01
     tokens: int = 200

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, log2
 
 from orchard.core.errors import UsageError
 
@@ -108,33 +108,65 @@ class LRUTouch(LRU):
         self._last(key)
 
 
+class _Ranking:
+    """Keys by a number that changes only when they are touched, the least first; what no longer holds is skipped."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, tuple[float, int]] = {}
+        self._heap: list[tuple[tuple[float, int], Key]] = []
+        self._touches = 0
+
+    def put(self, key: Key, value: float, *, keep_place: bool = True) -> None:
+        """`keep_place`: among equals a key stands where it first came."""
+        self._touches += 1
+        old = self.values.get(key)
+        place = old[1] if old is not None and keep_place else self._touches
+        if old != (value, place):
+            self.values[key] = value, place
+            heappush(self._heap, ((value, place), key))
+
+    def remove(self, key: Key) -> None:
+        self.values.pop(key, None)
+
+    def least(self, free: Free) -> Key | None:
+        held, found = [], None
+        while self._heap and found is None:
+            entry = heappop(self._heap)
+            if self.values.get(entry[1]) == entry[0]:
+                held.append(entry)
+                found = entry[1] if free(entry[1]) else None
+        for entry in held:
+            heappush(self._heap, entry)
+        return found
+
+    def order(self) -> list[Key]:
+        return sorted(self.values, key=self.values.__getitem__)
+
+
 class LFU(Policy):
     """The least often used goes; the earlier one among equals. Counts outlive residence."""
 
     name = "lfu"
 
     def __init__(self) -> None:
-        self._resident: dict[Key, None] = {}
         self._count: dict[Key, int] = {}
+        self._ranking = _Ranking()
 
     def used(self, key: Key, score: float = 0.0) -> None:
-        self._resident.setdefault(key)
         self._count[key] = self._count.get(key, 0) + 1
+        self._ranking.put(key, self._count[key])
 
     def prefetched(self, key: Key, score: float = 0.0) -> None:
-        self._resident.setdefault(key)
+        self._ranking.put(key, self._count.get(key, 0))
 
     def removed(self, key: Key) -> None:
-        self._resident.pop(key, None)
+        self._ranking.remove(key)
 
     def order(self) -> Iterable[Key]:
-        return sorted(self._resident, key=self._uses)
+        return self._ranking.order()
 
     def victim(self, free: Free) -> Key | None:
-        return min((key for key in self._resident if free(key)), key=self._uses, default=None)
-
-    def _uses(self, key: Key) -> int:
-        return self._count.get(key, 0)
+        return self._ranking.least(free)
 
 
 class GateScore(Policy):
@@ -142,31 +174,27 @@ class GateScore(Policy):
 
     name = "gate-score"
 
-    def __init__(self, decay: float = 0.5) -> None:
-        self._scores: dict[Key, tuple[float, int]] = {}
-        self._decay = decay
+    def __init__(self) -> None:
+        self._ranking = _Ranking()
         self._pass = 0
 
     def begin_pass(self) -> None:
         self._pass += 1
 
     def used(self, key: Key, score: float = 0.0) -> None:
-        self._scores[key] = score, self._pass
+        # All scores fade alike, so their order is that of what they were and when.
+        self._ranking.put(key, log2(max(score, 1e-30)) + self._pass)
 
     prefetched = used
 
     def removed(self, key: Key) -> None:
-        self._scores.pop(key, None)
+        self._ranking.remove(key)
 
     def order(self) -> Iterable[Key]:
-        return sorted(self._scores, key=self._now)
+        return self._ranking.order()
 
     def victim(self, free: Free) -> Key | None:
-        return min((key for key in self._scores if free(key)), key=self._now, default=None)
-
-    def _now(self, key: Key) -> float:
-        score, seen = self._scores[key]
-        return score * self._decay ** min(self._pass - seen, 64)
+        return self._ranking.least(free)
 
 
 class LeastStale(Policy):

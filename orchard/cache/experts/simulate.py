@@ -72,10 +72,14 @@ class Replay:
     def __post_init__(self) -> None:
         self.events = list(_events(self.trace, self.prefetcher))
         self.working_set = max(len(event.needs[1]) for event in self.events if event.needs is not None)
+        sizes = in_flight(self.events)
+        self.in_flight = int(np.percentile(sizes, 90, method="higher"))
+        """The in-flight set at nine moments of ten: a cache should hold it."""
+        self.most_in_flight = max(sizes)
 
     @property
-    def in_flight(self) -> int:
-        """Units wanted at once: a cache should hold them."""
+    def nominal(self) -> int:
+        """The in-flight set by the prefetcher's numbers, as if gates never changed their minds as they come nearer."""
         return self.prefetcher.in_flight(self.working_set)
 
     def run(self, policy: str, capacity: int) -> Outcome:
@@ -154,6 +158,24 @@ def _events(trace: Trace, prefetcher: Prefetcher) -> Iterator[Event]:
             ]
             yield Event(point < 0, None if point < 0 else (point, needs[point]), expects)
         previous = needs
+
+
+def in_flight(events: Sequence[Event]) -> list[int]:
+    """How many units each moment wants in memory: those of the running layer, and those read ahead for layers to come. A layer's
+    gate may guess otherwise the nearer it comes, so this is more than one set of guesses for each layer."""
+    sizes: list[int] = []
+    ahead: set[Key] = set()
+    for event in events:
+        running: set[Key] = set()
+        if event.begins:
+            ahead = set()
+        if event.needs is not None:
+            layer, units = event.needs
+            ahead = {key for key in ahead if key[0] > layer}
+            running = {(layer, unit) for unit in units}
+        ahead.update((layer, unit) for layer, units in event.expects for unit, _ in units)
+        sizes.append(len(ahead | running))
+    return sizes
 
 
 def _guesses(
