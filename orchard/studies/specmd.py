@@ -55,9 +55,9 @@ CLAIMS = [
     Claim("plain", "Without prefetching the two are nearly equal", "plain_difference", Bound("<=", 0.02)),
 ]
 NOTES = [
-    "The in-flight set is what the running layer uses and what was read ahead for the layers to come, at nine moments of ten: "
-    "gates change their minds as they come nearer, so it is more than k for each layer. `nominal_…` is the same by the "
-    "prefetcher's numbers alone, `most_…` at the largest there ever was.",
+    "The in-flight set is what the running layer uses and what may be read ahead for the layers to come, by the prefetcher's "
+    "numbers. Gates change their minds as they come nearer, so that there is more at times: `usual_…` are the values where a "
+    "cache holds what was in flight at nine moments of ten, `most_…` where it holds the most there ever was.",
     f"Sizes go from the in-flight set to {LARGEST:.0%} of all units. The point of the first two claims and of the "
     "time to the first token is the size where Least-Stale gains most, among those with a tenth of LRU's collisions.",
     "Time to the first token: the first 32 tokens, one after another, on simulated hardware where a layer computes as long as "
@@ -66,10 +66,11 @@ NOTES = [
     "and Least-Stale gains nothing over it.",
     "`short_…`: a cache smaller than its in-flight set (three layers ahead and four more units each), where no rule is good.",
 ]
-REASONS = {
-    "lm_hits": "how much is gained over LRU depends on the size: the in-flight set of a mixture this small varies so much from "
-    "moment to moment that a cache which holds it at nine of ten is already roomy for LRU (see `lm_nominal_…`)",
-}
+LATER = (
+    "a cache that holds the in-flight set by its numbers is short of what gates ask for when they change their minds, which they "
+    "often do in a mixture this small: see `lm_usual_…` and `lm_most_…`"
+)
+REASONS = {"lm_smallest": LATER, "lm_collisions": LATER, "lm_hits": LATER}
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ def measured(
 ) -> tuple[dict[str, Value | Scalar], dict[str, list[Any]]]:
     """All policies over all sizes that hold the in-flight set."""
     replay = Replay(trace, NextGates(lookahead, extra), Hardware(TRANSFER, TRANSFER * trace.k))
-    sizes = capacities(replay.in_flight, trace.layers * trace.experts)
+    sizes = capacities(replay.nominal, trace.layers * trace.experts)
     found = {
         policy: [replay.run(policy, size) for size in sizes]
         for policy in track((*POLICIES, ORACLE), f"replaying {trace.model}")
     }
     values: dict[str, Value | Scalar] = {
-        f"{name}in_flight": replay.in_flight,
+        f"{name}in_flight": replay.nominal,
         f"{name}units": trace.layers * trace.experts,
     }
     values |= {f"{name}{key}": value for key, value in at_other_sizes(replay).items()}
@@ -123,10 +124,9 @@ def measured(
 
 
 def at_other_sizes(replay: Replay) -> dict[str, Value | Scalar]:
-    """What the claims would be about if the in-flight set were counted otherwise: by the prefetcher's numbers alone, or at its
-    largest."""
+    """What is seen where the in-flight set is counted as it came to be: at nine moments of ten, or at its largest."""
     found: dict[str, Value | Scalar] = {}
-    for name, size in (("nominal", replay.nominal), ("most", replay.most_in_flight)):
+    for name, size in (("usual", replay.in_flight), ("most", replay.most_in_flight)):
         stale, lru = replay.run("least-stale", size), replay.run("lru", size)
         found |= {
             f"{name}_in_flight": size,
@@ -196,7 +196,7 @@ def short(trace: Trace) -> dict[str, Value | Scalar]:
     """Three layers ahead in a cache of 3 %: less than the in-flight set."""
     replay = Replay(trace, NextGates(3, 4))
     size = round(0.03 * trace.layers * trace.experts)
-    values: dict[str, Value | Scalar] = {"short_size": size, "short_in_flight": replay.in_flight}
+    values: dict[str, Value | Scalar] = {"short_size": size, "short_in_flight": replay.nominal}
     for policy in ("least-stale", "lru", "lru-touch"):
         values[f"short_{policy.replace('-', '_')}"] = replay.run(policy, size).counters.hit_rate
     return values
