@@ -48,6 +48,9 @@ COMMON = [
     "-Wno-unknown-pragmas",
     "-pthread",
     "-fno-math-errno",
+    # A product and a sum are two roundings wherever they are written as two: compilers that join them here and not there would
+    # give a row other bits alone than among others. (Kernels that mean one rounding say so.)
+    "-ffp-contract=off",
 ]
 
 

