@@ -16,6 +16,7 @@ import argparse
 import copy
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,8 +85,8 @@ def mixture(text: list[str], folder: Path, factor: float, device: str) -> None:
     print(f"{NAME}: {(folder / f'{NAME}.orchard').stat().st_size:,} bytes; checks {scores}")
 
 
-def _told(step: int, point: object) -> None:
-    held = {name: round(value, 4) for name, value in dict(point).items() if name.startswith(("held out", "moe"))}  # type: ignore[call-overload]
+def _told(step: int, point: Mapping[str, float]) -> None:
+    held = {name: round(value, 4) for name, value in point.items() if name.startswith(("held out", "moe"))}
     if any(name.startswith("held out") for name in held):
         print(f"  step {step}: {held}", flush=True)
 

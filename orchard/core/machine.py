@@ -30,7 +30,8 @@ _FLAGS = {
 _PACKAGES = ("orchard", "torch", "numpy", "safetensors", "tokenizers")
 # A path from the root, unless it is part of an address or of a longer word.
 _ABSOLUTE = re.compile(r"(?<![\w.:/~\\])(?:[A-Za-z]:\\|~?/)(?:[^\s\"'\\/:;,=()]+[\\/])+([^\s\"'\\/:;,=()]*)")
-_SECRET = re.compile(r"(?i)^(--?[\w-]*(?:key|token|secret|password)[\w-]*)(?:=(.*))?$")
+_SECRET = re.compile(r"(?i)^(--?[\w-]*(?:key|token|secret|password)(?!s\b)[\w-]*)(?:=(.*))?$")
+"""Options that hold one. Counts are none: `--tokens 20M`, `--max-tokens 64`."""
 
 
 def hardware() -> dict[str, Any]:

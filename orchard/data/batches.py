@@ -7,21 +7,22 @@ that each process encodes everything; with a prefetcher that is hidden as long a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from orchard.core.batch import IGNORED, Batch, Origins, PairBatch
 from orchard.core.config import REQUIRED, BaseConfig, config
-from orchard.core.errors import ConfigError, UsageError
+from orchard.core.errors import UsageError
 from orchard.data.errors import at_least, check_choice
 from orchard.data.order import nothing
-from orchard.data.source import Pair, Sample, Stage, State
+from orchard.data.shares import Shares
+from orchard.data.source import Pair, Sample
 from orchard.text.tokenizer import Tokenizer
 
 
-class Batches(Stage[Any]):
+class Batches(Shares[Any]):
     """`rows` rows a step, over all processes: `Batch`, or `PairBatch` where there are preferences."""
 
     @config
@@ -44,19 +45,8 @@ class Batches(Stage[Any]):
         check_choice("last", cfg.last, ("pad", "drop"))
         at_least("rows", cfg.rows, 1)
         at_least("multiple", cfg.multiple, 0)
-        super().__init__([cfg.source.build(tokenizer=tokenizer)])
+        super().__init__(cfg.rows, [cfg.source.build(tokenizer=tokenizer)])
         self.cfg = cfg
-        self.given = 0
-        self.rank, self.world = 0, 1
-
-    def shard(self, rank: int, world: int) -> Batches:
-        """From now on only the rows of one process of `world`."""
-        if not 0 <= rank < world:
-            raise UsageError(f"process {rank} of {world}", hint="processes are counted from 0")
-        if self.cfg.rows % world:
-            raise ConfigError(f"{self.cfg.rows} rows do not go into {world} processes", hint="use a multiple of them")
-        self.rank, self.world = rank, world
-        return self
 
     def __next__(self) -> Batch | PairBatch:
         taken: list[Any] = []
@@ -84,17 +74,7 @@ class Batches(Stage[Any]):
         return min(-(-longest // self.cfg.multiple) * self.cfg.multiple, self.cfg.length)
 
     def _batch(self, rows: Sequence[Sequence[Sample]], width: int) -> Batch:
-        share = self.cfg.rows // self.world
-        return laid_out(rows[self.rank * share : (self.rank + 1) * share], share, width)
-
-    def _own(self) -> State:
-        return {"given": self.given}
-
-    def _take(self, state: Mapping[str, Any]) -> None:
-        self.given = int(state["given"])
-
-    def _reset(self, epoch: int) -> None:
-        self.given = 0
+        return laid_out(rows[self.mine], self.rows // self.world, width)
 
 
 def laid_out(rows: Sequence[Sequence[Sample]], count: int, width: int) -> Batch:

@@ -8,7 +8,6 @@ What a model is taught and what it is tested on are other names of the same seed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from orchard.core.batch import ImageBatch
 from orchard.core.config import BaseConfig, config
-from orchard.core.errors import ConfigError, UsageError
+from orchard.core.errors import UsageError
 from orchard.core.seeds import generator
 from orchard.data.errors import at_least
 from orchard.data.scene_families import FAMILIES, KINDS
-from orchard.data.source import Stage, State
+from orchard.data.shares import Shares
 
 CLASSES = len(FAMILIES) * KINDS
 VIEW = 1.25
@@ -78,7 +77,7 @@ def draw(
     return ImageBatch(images.numpy(), labels.numpy(), families.numpy())
 
 
-class Scenes(Stage[ImageBatch]):
+class Scenes(Shares[ImageBatch]):
     """Batches of such images. Every epoch of a source with an end shows the same images."""
 
     @config
@@ -99,20 +98,9 @@ class Scenes(Stage[ImageBatch]):
         if cfg.batches is not None:
             at_least("batches", cfg.batches, 1)
         look: dict[str, Any] = {"side": cfg.side, "jitter": cfg.jitter, "noise": cfg.noise}
-        super().__init__(rows=cfg.rows, batches=cfg.batches, part=cfg.part, seed=cfg.seed, **look)
+        super().__init__(cfg.rows, batches=cfg.batches, part=cfg.part, seed=cfg.seed, **look)
         self.cfg = cfg
         self._look = look
-        self.given = 0
-        self.rank, self.world = 0, 1
-
-    def shard(self, rank: int, world: int) -> Scenes:
-        """From now on only the rows of one process of `world`."""
-        if not 0 <= rank < world:
-            raise UsageError(f"process {rank} of {world}", hint="processes are counted from 0")
-        if self.cfg.rows % world:
-            raise ConfigError(f"{self.cfg.rows} rows do not go into {world} processes", hint="use a multiple of them")
-        self.rank, self.world = rank, world
-        return self
 
     def __next__(self) -> ImageBatch:
         cfg = self.cfg
@@ -120,14 +108,4 @@ class Scenes(Stage[ImageBatch]):
             raise StopIteration
         batch = draw(cfg.rows, cfg.seed, f"{cfg.part} {self.given}", **self._look)
         self.given += 1
-        each = cfg.rows // self.world
-        return batch.part(self.rank * each, (self.rank + 1) * each)
-
-    def _own(self) -> State:
-        return {"given": self.given}
-
-    def _take(self, state: Mapping[str, Any]) -> None:
-        self.given = int(state["given"])
-
-    def _reset(self, epoch: int) -> None:
-        self.given = 0
+        return batch.part(self.mine.start, self.mine.stop)

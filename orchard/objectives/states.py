@@ -13,23 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchard.core.blocks import layers_of
 from orchard.core.errors import UnsupportedPair
-
-
-def blocks_of(model: Any) -> list[nn.Module]:
-    """The blocks of a model: what its first list called `layers` holds."""
-    if isinstance(model, nn.Module):
-        for name, module in model.named_modules():
-            if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers":
-                return list(module)
-    return []
 
 
 @contextmanager
 def listening(model: Any) -> Iterator[list[Tensor]]:
     """What every block of a model gives, in their order, as far as the model is run inside."""
     heard: list[Tensor] = []
-    hooks = [block.register_forward_hook(lambda module, given, out: heard.append(out)) for block in blocks_of(model)]
+    blocks = layers_of(model) if isinstance(model, nn.Module) else []
+    hooks = [block.register_forward_hook(lambda module, given, out: heard.append(out)) for block in blocks]
     try:
         yield heard
     finally:

@@ -58,15 +58,10 @@ def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,),
     openings: list[list[int]] = []
     for system in systems:
         first = [] if system is None else [{"role": "system", "content": system}]
-        whole = chat_ids(tokenizer, [*first, {"role": "user", "content": MARKER}])
-        words = tokenizer.encode(MARKER)
-        at = next((i for i in range(len(whole)) if whole[i : i + len(words)] == words), None)
-        if at is None:
-            raise UsageError("this model's chat template cannot be left open", hint="give openings of your own")
-        after = whole[at + len(words) :]
+        before, after = _around_words(tokenizer, first)
         ends = [i for i, token in enumerate(after) if token in tokenizer.eos_ids]
         openings += [
-            whole[:at],
+            before,
             after[ends[0] + 1 if ends else 0 :],
         ]  # the model itself writes what ends the user's turn
     return Script(openings, heat=() if answers == 1.0 else (1.0, answers) * len(systems))
@@ -75,12 +70,18 @@ def conversations(tokenizer: Tokenizer, systems: Sequence[str | None] = (None,),
 def answers(tokenizer: Tokenizer, prompts: Sequence[str], heat: Sequence[float] = (1.0,)) -> Script:
     """Answers to given prompts, at these temperatures by turns."""
     # A user's words are encoded by themselves wherever they stand, so a template is rendered once for all of them.
-    whole, words = chat_ids(tokenizer, [{"role": "user", "content": MARKER}]), tokenizer.encode(MARKER)
+    before, after = _around_words(tokenizer)
+    openings = [[*before, *tokenizer.encode(prompt), *after] for prompt in prompts]
+    return Script(openings, heat=[heat[number % len(heat)] for number in range(len(openings))])
+
+
+def _around_words(tokenizer: Tokenizer, first: Sequence[dict[str, str]] = ()) -> tuple[list[int], list[int]]:
+    """What a chat template puts before a user's words and after them."""
+    whole, words = chat_ids(tokenizer, [*first, {"role": "user", "content": MARKER}]), tokenizer.encode(MARKER)
     at = next((i for i in range(len(whole)) if whole[i : i + len(words)] == words), None)
     if at is None:
         raise UsageError("this model's chat template changes what users say", hint="give openings of your own")
-    openings = [[*whole[:at], *tokenizer.encode(prompt), *whole[at + len(words) :]] for prompt in prompts]
-    return Script(openings, heat=[heat[number % len(heat)] for number in range(len(openings))])
+    return whole[:at], whole[at + len(words) :]
 
 
 def own_text(decoder: Decoder, scripts: Sequence[Script], **how: Any) -> np.ndarray:

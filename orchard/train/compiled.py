@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchard.core.blocks import layers_of
 from orchard.core.context import Context, KVView, Rotate
-from orchard.train.parallel_shards import layers_of
 
 MOST = 64
 """Compilations of one kind of block."""

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from orchard.core.blocks import layers_of
+
 
 def shard(model: nn.Module, over: DeviceMesh, policy: MixedPrecisionPolicy, *, keep: bool) -> None:
     """Cut a model, in place. `keep`: layers stay whole between their forward and their backward pass."""
@@ -52,14 +54,6 @@ def put_back(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: what its first list called `layers` holds."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers":
-            return list(module)
-    return []
 
 
 class _Whole:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchard.core.blocks import layers_of
 from orchard.core.errors import ConfigError, UnsupportedPair
-from orchard.train.parallel_shards import layers_of
 
 PARTS = ("embedding", "stack", "norm", "head")
 EDGE = "use a pipeline with fewer stages, or move its edges with mesh.cuts"

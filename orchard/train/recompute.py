@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
+from orchard.core.blocks import layers_of
 from orchard.core.config import BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError
-from orchard.train.parallel_shards import layers_of
 
 
 class Recompute(Configurable):

@@ -314,6 +314,7 @@ def test_numbers_are_readable(value: Any, text: str) -> None:
         (["python", "-c", "load('/home/ann/m.gguf')"], "python -c \"load('m.gguf')\""),
         (["orchard", "pull", "https://host/a/b"], "orchard pull https://host/a/b"),
         (["orchard", "serve", "--api-key", "s3cret", "--token=s3cret"], "orchard serve --api-key … --token=…"),
+        (["orchard", "bench", "--tokens", "10", "--max-tokens=64"], "orchard bench --tokens 10 --max-tokens=64"),
         (["C:\\Python\\python.exe", "C:\\Users\\ann\\x.py"], "python x.py"),
     ],
 )

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from orchard.core.batch import Batch
+from orchard.core.blocks import layers_of
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.models.language.decoder import Decoder
 from orchard.nn.attention.attention import Attention
 from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
 from orchard.objectives import Distill
-from orchard.objectives.states import blocks_of, listening
+from orchard.objectives.states import listening
 
 
 def decoder(layers: int = 3, seed: int = 0) -> Decoder:
@@ -63,7 +64,7 @@ def test_blocks_before_the_first_that_learns_are_not_counted_and_get_no_slope() 
     loss.value.backward()
     learnt = {name for name, parameter in student.named_parameters() if parameter.grad is not None}
     assert learnt and all(name.startswith("stack.layers.2.") for name in learnt)
-    assert all(not block._forward_hooks for model in (student, teacher) for block in blocks_of(model))
+    assert all(not block._forward_hooks for model in (student, teacher) for block in layers_of(model))
 
 
 def test_other_blocks_and_a_wrong_factor_are_refused() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from orchard.core.errors import BadFile, UnknownArchitecture, UnsupportedFormat
 from orchard.weights.vision import load_vit
-
-transformers = pytest.importorskip("transformers")
 
 
 def folder(path: Path, **changes: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from orchard.cache.store import Store
+from orchard.core.blocks import layers_of
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError
 from orchard.models.language.decoder import Decoder
@@ -17,7 +18,6 @@ from orchard.nn.mlp import GatedMLP
 from orchard.nn.stack import Block, Stack
 from orchard.train.compiled import as_written, compiled
 from orchard.train.parallel import Mesh
-from orchard.train.parallel_shards import layers_of
 from orchard.train.recompute import Recompute, recompute
 from orchard.train.world import World
 from orchard.transforms.lora import Lora

@@ -106,7 +106,9 @@ def test_what_a_format_holds_is_kept_to_the_last_bit(kind: GGMLType, case: str, 
         assert bits(module.dense()).equal(bits(twin.dense())), name
         assert twin.dense().isfinite().all() and twin.dense().std() > 0
     ids = torch.arange(7)[None]
-    torch.testing.assert_close(model(ids), plain(ids), atol=1e-5, rtol=1e-5)
+    wanted = plain(ids)
+    # The weights are the same bits, but sums of their products may be taken in another order: an error of the largest.
+    torch.testing.assert_close(model(ids), wanted, atol=1e-5 * float(wanted.abs().max()), rtol=1e-5)
     matrices = sum(info.nbytes for info in GGUFFile.open(path).tensors.values() if info.type is kind)
     assert sum(pairs[name][0].nbytes for name in packed) == matrices  # and no byte more than in the file
 

@@ -143,21 +143,11 @@ class _Ranking:
         return sorted(self.values, key=self.values.__getitem__)
 
 
-class LFU(Policy):
-    """The least often used goes; the earlier one among equals. Counts outlive residence."""
-
-    name = "lfu"
+class _Ranked(Policy):
+    """The least by some number goes; subclasses say by which."""
 
     def __init__(self) -> None:
-        self._count: dict[Key, int] = {}
         self._ranking = _Ranking()
-
-    def used(self, key: Key, score: float = 0.0) -> None:
-        self._count[key] = self._count.get(key, 0) + 1
-        self._ranking.put(key, self._count[key])
-
-    def prefetched(self, key: Key, score: float = 0.0) -> None:
-        self._ranking.put(key, self._count.get(key, 0))
 
     def removed(self, key: Key) -> None:
         self._ranking.remove(key)
@@ -169,13 +159,30 @@ class LFU(Policy):
         return self._ranking.least(free)
 
 
-class GateScore(Policy):
+class LFU(_Ranked):
+    """The least often used goes; the earlier one among equals. Counts outlive residence."""
+
+    name = "lfu"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count: dict[Key, int] = {}
+
+    def used(self, key: Key, score: float = 0.0) -> None:
+        self._count[key] = self._count.get(key, 0) + 1
+        self._ranking.put(key, self._count[key])
+
+    def prefetched(self, key: Key, score: float = 0.0) -> None:
+        self._ranking.put(key, self._count.get(key, 0))
+
+
+class GateScore(_Ranked):
     """The lowest router score goes: the last one seen of each key, halved at every pass in which it was not seen."""
 
     name = "gate-score"
 
     def __init__(self) -> None:
-        self._ranking = _Ranking()
+        super().__init__()
         self._pass = 0
 
     def begin_pass(self) -> None:
@@ -186,15 +193,6 @@ class GateScore(Policy):
         self._ranking.put(key, log2(max(score, 1e-30)) + self._pass)
 
     prefetched = used
-
-    def removed(self, key: Key) -> None:
-        self._ranking.remove(key)
-
-    def order(self) -> Iterable[Key]:
-        return self._ranking.order()
-
-    def victim(self, free: Free) -> Key | None:
-        return self._ranking.least(free)
 
 
 class LeastStale(Policy):

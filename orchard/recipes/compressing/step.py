@@ -37,8 +37,6 @@ class Lessons:
     """Keep an average of the weights with this decay, and go on with that."""
     states: float = 0.0
     """How much it counts that blocks give what the original's give."""
-    changed: bool = False
-    """Only blocks from the first one on whose keys and values others read: what comes before them is as it was."""
     between: bool = False
     """Learn after every round of a transform that has several (`Rounds`), twice as much as after the one before."""
 

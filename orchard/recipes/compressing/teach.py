@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from orchard.core.seeds import fold
 from orchard.models.language.decoder import Decoder
@@ -91,7 +90,7 @@ def teach(
 ) -> Taught:
     """Train the model in its place, from the last checkpoint in the folder where there is one."""
     if lessons.whole:
-        for parameter in _lessons_for(model, lessons):
+        for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
     total = steps_for(tokens, where)
     seed = fold(where.seed, "lessons", number) % 2**31
@@ -139,20 +138,6 @@ def teach(
         curve=_by_tokens(curves.get("kl", []), each),
         held={name: _by_tokens(points, each) for name, points in held.items() if points},
     )
-
-
-def _lessons_for(model: Decoder, lessons: Lessons) -> list[nn.Parameter]:
-    """The parameters that learn, of all that could."""
-    blocks: list[Any] = list(model.stack.layers)
-    read = [
-        store.owner
-        for block in blocks
-        if (store := getattr(block.mixer.config, "store", None)) and store.owner is not None
-    ]
-    if not (lessons.changed and read):
-        return list(model.parameters())
-    model.requires_grad_(False)
-    return [*model.norm.parameters(), *(one for block in blocks[min(read) :] for one in block.parameters())]
 
 
 def _teacher(original: Decoder, where: Class) -> Decoder:

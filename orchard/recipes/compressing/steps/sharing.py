@@ -33,16 +33,12 @@ def kv8() -> Step:
 
 
 @step
-def heal(
-    tokens: int | None = None, share: float = 0.5, lr: float = 3e-4, states: float = 0.0, whole: bool = True
-) -> Step:
-    """Train weights, still in full precision, to say what the original says.
+def heal(tokens: int | None = None, share: float = 0.5, lr: float = 3e-4, states: float = 0.0) -> Step:
+    """Train all weights, still in full precision, to say what the original says.
 
     tokens: so many; unless given, a share of the plan's
     share: of the plan's tokens, beside the shares of other steps
     lr: the highest learning rate
     states: how much it counts that every block gives what the original's gives
-    whole: all weights; false: only blocks from the first one on whose keys and values others read
     """
-    lessons = Lessons(share=share, tokens=tokens, lr=lr, states=states, changed=not whole)
-    return Step(lessons=lessons, mends=(0.05, 0.5))
+    return Step(lessons=Lessons(share=share, tokens=tokens, lr=lr, states=states), mends=(0.05, 0.5))
