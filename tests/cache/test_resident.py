@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,6 +161,32 @@ def test_a_disk_that_disappears_harms_one_request_only(tmp_path: Path, threads: 
         check(resident, 0, [0, 1])  # what is resident still serves
         path.write_bytes(whole)
         check(resident, 0, [2, 4])
+
+
+def test_a_read_that_fails_while_another_slot_is_waited_for(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit 0 is being read ahead and holds one of two slots. While unit 2 waits for it, the read of unit 1 fails."""
+    begun, failed = threading.Event(), threading.Event()
+    read = Records.read
+
+    def slow_then_broken(self: Records, layer: int, unit: int, out: np.ndarray) -> None:
+        if unit == 0:
+            begun.set()
+            assert failed.wait(30)
+            time.sleep(0.05)  # the reader of unit 1 has still to give its slot back
+        if unit == 1:
+            failed.set()
+            raise RecordsUnreadable("gone", hint="look at the disk")
+        read(self, layer, unit, out)
+
+    monkeypatch.setattr(Records, "read", slow_then_broken)
+    with Resident(records, 2 * PAGE, working_set=2, threads=2) as resident:
+        resident.begin_pass()
+        resident.prefetch(0, [0])
+        assert begun.wait(30)
+        with pytest.raises(RecordsUnreadable):
+            resident.ensure(0, [1, 2])
+        monkeypatch.undo()
+        check(resident, 0, [1, 2])
 
 
 def test_names_of_policies() -> None:

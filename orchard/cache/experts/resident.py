@@ -94,7 +94,12 @@ class Resident:
             self.table.counters.late += len(late)
             for key in missing:
                 self._readers.enqueue(self._admit(key, scores.get(key[1], 0.0)))
-            return Loading([self.table.slot[key] for key in keys], [*late, *missing])
+            waits = [*late, *missing]
+            if all(key in self.table.slot for key in keys):
+                return Loading([self.table.slot[key] for key in keys], waits)
+        # While a slot was waited for, a read of another of these units failed and gave its slot back.
+        self.finish(Loading([], waits))
+        raise AssertionError("a unit without a slot whose read did not fail")
 
     def finish(self, loading: Loading) -> None:
         """Wait for what `start` began. Raises what went wrong; then nothing is held."""
