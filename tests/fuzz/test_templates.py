@@ -11,10 +11,10 @@ from tests.fuzz import template_fuzz, template_grammar
 
 
 def test_hostile_templates_give_text_or_a_typed_error() -> None:
-    outcomes, slowest = template_fuzz.run(400, 0, limits=Limits(seconds=0.05))
-    assert sum(outcomes.values()) == 400
+    outcomes, slowest = template_fuzz.run(200, 0, limits=Limits(seconds=0.05))
+    assert sum(outcomes.values()) == 200
     # The clock is set short to keep this test short. Neither so gentle that all render nor so rough that none does.
-    assert outcomes["rendered"] > 40 and outcomes["refused (template)"] > 100
+    assert outcomes["rendered"] > 20 and outcomes["refused (template)"] > 50
     assert slowest < template_fuzz.TIME_LIMIT
 
 

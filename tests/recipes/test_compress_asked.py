@@ -88,6 +88,7 @@ def test_nothing_is_learnt_of_what_was_asked(base: Path, written: Texts) -> None
     assert ((targets[real] != IGNORED).sum(1) > 0).all(), "and an answer after it"
 
 
+@pytest.mark.long
 def test_a_model_learns_from_both_lengths(base: Path, tmp_path: Path, two_lengths: None) -> None:
     small: dict[str, Any] = {"held": LENGTH, "looked": 2 * LENGTH, "length": LENGTH, "rows": 2, "dtype": "float32"}
     made = compress(base, ["qat:bits=4"], tmp_path / "x.orchard", device="cpu", tokens=6 * LENGTH, **small)

@@ -24,10 +24,11 @@ def stream(*events: object) -> Reply:
     return Reply(status=200, headers={"content-type": "text/event-stream"}, pieces=pieces)
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.loopback
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seconds", [8.0, pytest.param(30.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [8.0, 30.0])
 def test_some_seconds_of_everything(seconds: float, smollm2: object) -> None:
     report = soak(seconds=seconds, seed=1, clients=4)
     # Some seconds are no time to judge memory by: a server is still warming up.

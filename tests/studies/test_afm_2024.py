@@ -114,6 +114,7 @@ def test_a_switch_counts_what_is_not_the_bases() -> None:
     assert swap.not_shared(base, base) == 0 < swap.not_shared(ground_.copied(base), base)
 
 
+@pytest.mark.long
 def test_the_study_runs_and_every_claim_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = afm_2024.Scale(
         ground=replace(TINY, steps=100),

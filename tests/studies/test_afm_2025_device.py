@@ -117,6 +117,7 @@ def test_the_codec_alone_is_given_the_same_bytes() -> None:
 # The whole --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_study_runs_and_every_claim_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = afm_2025_device.Scale(
         ground=replace(TINY, steps=40),

@@ -49,6 +49,7 @@ def test_a_process_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
         measured({"one": model}, torch.zeros(1, 4, dtype=torch.long), 2, 2)
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_the_study_runs_and_every_claim_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = afm_2025_server.Scale(shape=TINY, processes=2, rows=2, answer=4)

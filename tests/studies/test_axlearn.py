@@ -258,6 +258,7 @@ def test_a_dump_that_hides_a_field_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 # The whole ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_small_run_passes_all_but_the_counts_of_models(few: None) -> None:
     report = study("axlearn")
     failed = {claim.id for claim in report.claims if not claim.passed}

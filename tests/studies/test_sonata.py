@@ -187,6 +187,7 @@ def test_features_are_those_of_the_prompt_alone() -> None:
     assert not torch.allclose(first, last) and (entropy > 0).all() and (entropy < np.log(len(tasks.WORDS))).all()
 
 
+@pytest.mark.long
 def test_the_study_runs_and_every_claim_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(
         sonata.SCALES["small"],

@@ -43,6 +43,7 @@ def check(found: dict[str, Any], case: dict[str, Any]) -> None:
         assert mine == pytest.approx(theirs, rel=CLOSE, abs=CLOSE), case
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_two_stages_have_the_losses_of_one_process() -> None:
     """Twenty steps, tied and untied and recomputed; then a few with every objective, which runs on the last stage."""

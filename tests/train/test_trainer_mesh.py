@@ -51,6 +51,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, alone: dict[str, An
     assert any("2 processes" in note for note in found["notes"])
 
 
+@pytest.mark.long
 def test_a_run_survives_a_signal_and_a_death_and_goes_on_alone(tmp_path: Path, alone: dict[str, Any]) -> None:
     told = {"folder": str(tmp_path), "steps": 20}
     ended = start("mesh_program", json.dumps(told | {"stop_at": 6}), size=2)

@@ -183,6 +183,7 @@ def test_gptq_is_what_was_computed_and_beats_rounding_in_the_first_layer() -> No
         assert ours < theirs
 
 
+@pytest.mark.long
 def test_better_methods_change_answers_less() -> None:
     """On the average of a few models: of a single small one, which differs from machine to machine, nothing is certain."""
     models, unseen = [trained(seed=seed) for seed in range(4)], (rows(32, seed=50),)
