@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2 {
     static constexpr int LANES = 8, MOST = 8;
+    static constexpr bool QUADS = false;
     using Floats = __m256;
     using Ints = __m256i;
     using Bytes = __m256i;

@@ -8,6 +8,7 @@ namespace {
 
 struct Neon {
     static constexpr int LANES = 4, MOST = 8;
+    static constexpr bool QUADS = true;
     using Floats = float32x4_t;
     using Ints = int32x4_t;
     using Bytes = int8x16_t;
@@ -54,6 +55,14 @@ struct Neon {
     template <int BITS>
     static Ints dot(Ints sum, Bytes codes, Bytes x) {
         return vdotq_s32(sum, codes, x);
+    }
+
+    static Bytes sixteen(const int8_t* from) { return vld1q_s8(from); }
+    static Ints dots(Ints sum, Bytes a, Bytes b, Bytes c, Bytes d, Bytes x) {
+        sum = vdotq_laneq_s32(sum, a, x, 0);
+        sum = vdotq_laneq_s32(sum, b, x, 1);
+        sum = vdotq_laneq_s32(sum, c, x, 2);
+        return vdotq_laneq_s32(sum, d, x, 3);
     }
 
     struct Table {  // low and high bytes of the entries

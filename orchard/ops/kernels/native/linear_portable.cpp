@@ -6,6 +6,7 @@ namespace {
 
 struct Plain {
     static constexpr int LANES = 8, MOST = 2;
+    static constexpr bool QUADS = false;
     struct Floats {
         float lane[LANES];
     };

@@ -10,6 +10,7 @@
 //   bytes, four_bytes           LANES * 4 bytes; the same four bytes in every lane
 //   part<BITS>(bytes, j)        the codes at bit j * BITS of every byte; for 8 bits: code - 128, which is signed
 //   dot<BITS>(sum, codes, x)    sum + the four products of each lane
+//   QUADS                       whether there are `sixteen` (bytes) and `dots` (four times `dot`, each with the next four of them)
 //   table                       16 whole numbers of 16 bits, to be looked up by codes
 //   Wide, wide_zeros, narrowed  sums of a lane in any number of pieces; they as Ints
 //   look_up(sum, table, codes, x)   sum + the four products of each lane: entries of the table times whole numbers of 16 bits
@@ -130,9 +131,55 @@ void palette_q(const Weight& w, int first, int last, const QuantRows& x, int T, 
     palette_q_any<V, 2>(w, first, last, x, T, y, ldy, add);
 }
 
+// The products of a group's codes with the digits from `column` on: D rows of digits, two of each row of activations. The same four
+// digits go into every lane.
+template <class V, int BITS, int D, int STRIPS>
+inline void dots_of_words(const uint8_t* codes, int chunks, const QuantRows& x, int column, typename V::Ints (&dots)[D][STRIPS]) {
+    constexpr int PARTS = 8 / BITS;
+    for (int c = 0; c < chunks; ++c) {
+        typename V::Bytes word[STRIPS];
+        for (int s = 0; s < STRIPS; ++s) word[s] = V::bytes(codes + c * 128 + s * V::LANES * 4);
+#pragma GCC unroll 4
+        for (int j = 0; j < PARTS; ++j) {
+            typename V::Bytes code[STRIPS];
+            for (int s = 0; s < STRIPS; ++s) code[s] = V::template part<BITS>(word[s], j);
+#pragma GCC unroll 16
+            for (int d = 0; d < D; ++d) {
+                const int8_t* digits = x.digits + (size_t)(d / 2) * x.ldd + d % 2 * 32;
+                const auto some = V::four_bytes(digits + digit_at(column + (c * PARTS + j) * 4));
+#pragma GCC unroll 8
+                for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::template dot<BITS>(dots[d][s], code[s], some);
+            }
+        }
+    }
+}
+
+// The same where one instruction takes four digits out of sixteen for every lane: digits are loaded sixteen at a time.
+template <class V, int BITS, int D, int STRIPS>
+inline void dots_of_quads(const uint8_t* codes, int chunks, const QuantRows& x, int column, typename V::Ints (&dots)[D][STRIPS]) {
+    constexpr int PARTS = 8 / BITS, AT_ONCE = 4 / PARTS;  // chunks that hold sixteen columns
+    for (int c = 0; c < chunks; c += AT_ONCE) {
+        typename V::Bytes code[4][STRIPS];
+        for (int s = 0; s < STRIPS; ++s)
+#pragma GCC unroll 4
+            for (int chunk = 0; chunk < AT_ONCE; ++chunk) {
+                const typename V::Bytes word = V::bytes(codes + (c + chunk) * 128 + s * V::LANES * 4);
+#pragma GCC unroll 4
+                for (int j = 0; j < PARTS; ++j) code[chunk * PARTS + j][s] = V::template part<BITS>(word, j);
+            }
+#pragma GCC unroll 16
+        for (int d = 0; d < D; ++d) {
+            const int8_t* digits = x.digits + (size_t)(d / 2) * x.ldd + d % 2 * 32;
+            const typename V::Bytes some = V::sixteen(digits + digit_at(column + c * PARTS * 4));
+            for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::dots(dots[d][s], code[0][s], code[1][s], code[2][s], code[3][s], some);
+        }
+    }
+}
+
 template <class V, int BITS, bool MINIMUM, int T>
 void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, float* y, int ldy, bool add) {
-    constexpr int LANES = V::LANES, STRIPS = V::strips(2 * T), PARTS = 8 / BITS, HEADER = MINIMUM ? 128 : 64;
+    constexpr int LANES = V::LANES, STRIPS = V::strips(2 * T), HEADER = MINIMUM ? 128 : 64;
+    constexpr bool ZERO = !MINIMUM || BITS == 8;  // whether there is anything to take off the codes
     const int groups = w.padded_cols() / w.group, chunks = w.group * BITS / 32;
     const size_t group_bytes = w.group_bytes(), block_bytes = w.block_bytes();
     const uint8_t* const end = w.data + last * block_bytes;
@@ -150,22 +197,10 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
                 typename V::Ints dots[2 * T][STRIPS];  // both digits of each row
                 for (int d = 0; d < 2 * T; ++d)
                     for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::zeros();
-                for (int c = 0; c < chunks; ++c) {
-                    typename V::Bytes word[STRIPS];
-                    for (int s = 0; s < STRIPS; ++s) word[s] = V::bytes(at + HEADER + c * 128 + (strip + s) * LANES * 4);
-#pragma GCC unroll 4
-                    for (int j = 0; j < PARTS; ++j) {
-                        typename V::Bytes code[STRIPS];
-                        for (int s = 0; s < STRIPS; ++s) code[s] = V::template part<BITS>(word[s], j);
-#pragma GCC unroll 16
-                        for (int d = 0; d < 2 * T; ++d) {
-                            const int8_t* digits = x.digits + (size_t)(d / 2) * x.ldd + d % 2 * 32;
-                            const auto some = V::four_bytes(digits + digit_at(g * w.group + (c * PARTS + j) * 4));
-#pragma GCC unroll 8
-                            for (int s = 0; s < STRIPS; ++s) dots[d][s] = V::template dot<BITS>(dots[d][s], code[s], some);
-                        }
-                    }
-                }
+                if constexpr (V::QUADS)
+                    dots_of_quads<V, BITS, 2 * T, STRIPS>(at + HEADER + strip * LANES * 4, chunks, x, g * w.group, dots);
+                else
+                    dots_of_words<V, BITS, 2 * T, STRIPS>(at + HEADER + strip * LANES * 4, chunks, x, g * w.group, dots);
 #pragma GCC unroll 8
                 for (int s = 0; s < STRIPS; ++s) {
                     const auto scale = V::halves(at + (strip + s) * LANES * 2);
@@ -173,9 +208,8 @@ void linear_q_rows(const Weight& w, int first, int last, const QuantRows& x, flo
 #pragma GCC unroll 8
                     for (int t = 0; t < T; ++t) {
                         const auto x_scale = V::everywhere(x.scale[t * x.ldg + g]), x_sum = V::everywhere(x.sum[t * x.ldg + g]);
-                        const auto high = V::convert(dots[2 * t][s]), low = V::convert(dots[2 * t + 1][s]);
-                        const auto dot = V::fused(high, V::everywhere(BASE), low);
-                        const auto part = V::fused(dot, x_scale, V::multiply(zero, x_sum));
+                        const auto dot = V::convert(V::less(dots[2 * t + 1][s], dots[2 * t][s], -BASE));  // low + BASE * high
+                        const auto part = ZERO ? V::fused(dot, x_scale, V::multiply(zero, x_sum)) : V::multiply(dot, x_scale);
                         sums[t][s] = V::fused(part, scale, sums[t][s]);
                         if (MINIMUM) sums[t][s] = V::fused(minimum, x_sum, sums[t][s]);
                     }
