@@ -104,7 +104,13 @@ class Attention(Configurable, nn.Module):
             mask = visible(context.positions, view, window)
         else:
             mask = context.once((view.key, window), lambda: visible(context.positions, view, window))
-        y = attend(q, view.k, view.v, mask, scale=self.scale, softcap=self.config.softcap)
+        softcap = self.config.softcap
+        if view.watch is not None:
+            view.watch(q, mask, self.scale, softcap)
+        if view.attend is not None:
+            y = view.attend(q, mask, self.scale, softcap)
+        else:
+            y = attend(q, view.k, view.v, mask, scale=self.scale, softcap=softcap)
         out: Tensor = self.o(y.transpose(1, 2).flatten(2))
         return out
 
