@@ -36,6 +36,7 @@ class RouteKV(Transform):
     p_borrow: float = 0.5
 
     learns: ClassVar[bool] = True
+    same: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.p_borrow <= 1:
@@ -43,7 +44,7 @@ class RouteKV(Transform):
 
     def __call__(self, tree: Any) -> Any:
         """What is kept: the model as it was, for routing leaves nothing behind but other weights."""
-        return settled(tree)
+        return settled(self.tree(tree))
 
     def tree(self, tree: Any) -> Any:
         """What learns. Of a tree whose vocabulary is not known yet, the tree as far as it goes."""
