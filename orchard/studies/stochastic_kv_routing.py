@@ -7,8 +7,8 @@ read the last kept one before them. Published: pretraining loss 2.424 without an
 cache beats a shallower one of equal cache.
 
 Here five models of characters learn from the same text: one without routing (base), one with it, one with a fixed pattern (CLA@2:
-every second layer keeps its own), one of half of the layers, and the base routed for a fifth of the steps more. D is the loss with
-so many layers kept minus the loss of the base with all. Parts: `RouteKV`, `Retain`, `kv_bytes`, the trainer's step.
+every second layer keeps its own), one of half of the layers, and the base routed for a fifth of the steps more. D is the loss
+with so many layers kept minus the loss of the base with all. Parts: `RouteKV`, `Retain`, `kv_bytes`, the trainer's step.
 
 What differs from the paper: sizes (at the small scale a model of four layers, so that a quarter is one of them), a made-up
 language instead of 34 billion tokens, losses instead of answers to questions. The note's bars for fine-tuning are "the same
@@ -34,7 +34,9 @@ SCALES = {
     "full": Size(ground=Ground(dim=192, layers=8, rows=64, length=256, steps=1000, rate=3e-3, held_out=512)),
 }
 CLAIMS = [
-    Claim("half", "Half of the layers: at most a quarter of what it costs the base", "d50", Bound("<=", 0.25), "d_base_50"),
+    Claim(
+        "half", "Half of the layers: at most a quarter of what it costs the base", "d50", Bound("<=", 0.25), "d_base_50"
+    ),
     Claim("quarter", "A quarter of them: at most 0.35 of it", "d25", Bound("<=", 0.35), "d_base_25"),
     Claim("whole", "With all layers it is nearly as good as the base", "over_base", Bound("<=", 1.03), "loss_base_100"),
     Claim("fixed", "At a quarter, a fixed pattern of halves is worse", "cla_over_25", Bound(">", 1.0), "loss_rcla_25"),
@@ -44,7 +46,12 @@ CLAIMS = [
     Claim("tuned-half", "Fine-tuned: half of the layers", "tuned_d50", Bound("<=", 0.5), "d_base_50"),
     Claim("tuned-quarter", "… a quarter of them", "tuned_d25", Bound("<=", 0.7), "d_base_25"),
     Claim("tuned-whole", "… all of them", "tuned_over_base", Bound("<=", 1.06), "loss_base_100"),
-    Claim("tuned-fixed", "… at most twice what the fixed pattern loses at a quarter", "tuned_d25_over_cla", Bound("<=", 2.0)),
+    Claim(
+        "tuned-fixed",
+        "… at most twice what the fixed pattern loses at a quarter",
+        "tuned_d25_over_cla",
+        Bound("<=", 2.0),
+    ),
     Claim("tuned-deep", "… at most twice what half as deep loses", "tuned_d50_over_shallow", Bound("<=", 2.0)),
 ]
 NOTES = [

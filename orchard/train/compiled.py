@@ -186,7 +186,7 @@ def _lent(layer: Any, context: Context) -> KVView | None:
     owner = _owner(layer)
     if owner is not None:
         return context.views[owner]
-    mixer = getattr(layer, "mixer", None)
+    mixer: Any = getattr(layer, "mixer", None)
     found: KVView | None = mixer.lent(context) if hasattr(mixer, "lent") else None
     return found
 

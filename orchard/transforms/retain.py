@@ -44,7 +44,9 @@ class Retain(Transform):
 
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.layers, self.every, self.share)) != 1:
-            raise ConfigError("which layers keep keys and values?", hint="give one of layers=[0,4], every=4, share=0.25")
+            raise ConfigError(
+                "which layers keep keys and values?", hint="give one of layers=[0,4], every=4, share=0.25"
+            )
         if self.every is not None and not _whole(self.every, 1):
             raise ConfigError(f"every is {self.every!r}", hint="use a whole number from 1")
         if self.share is not None and not 0 < self.share <= 1:

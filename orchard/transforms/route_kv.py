@@ -1,8 +1,8 @@
 """Stochastic KV routing: a model learns to read any earlier layer's keys and values, so that later few of them need be kept.
 
 R-CLA (arXiv 2604.22782). While the model learns, each layer reads in each forward pass, with a probability `p_borrow`, the keys
-and values of an earlier layer, each as likely as the others, instead of its own; gradients flow into what is read, and the loss is
-what it was. One draw a layer serves the whole batch and all heads, and is kept where blocks are computed again in the backward
+and values of an earlier layer, each as likely as the others, instead of its own; gradients flow into what is read, and the loss
+is what it was. One draw a layer serves the whole batch and all heads, and is kept where blocks are computed again in the backward
 pass. The first layer always reads its own. Afterwards any set of layers can be kept (`Retain`), chosen when memory is known.
 
 What differs from the paper: a layer borrows only from layers that see as far back as it does and turn keys in the same way, for

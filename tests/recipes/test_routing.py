@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def test_a_trained_model_is_routed_with_and_without_side_paths(tmp_path: Path, r
     sides.start()
     model = orchard.load(routed)
     model.adapters.load(sides.result)  # made for the base as it is
-    few = get_change("retain")(get("sft")(data, str(routed), lr=1e-2, **SMALL), share=0.4).build(folder=tmp_path / "few")
+    few = get_change("retain")(get("sft")(data, str(routed), lr=1e-2, **SMALL), share=0.4).build(
+        folder=tmp_path / "few"
+    )
     few.start()
     assert few.result.name == "model.orchard" and owners(orchard.load(few.result).config) == [None, 0, None, 2, 2]
 
@@ -108,8 +111,22 @@ def test_what_cannot_be_asked_is_said(tmp_path: Path, routed: Path) -> None:
             asked(tmp_path, words)
     with pytest.raises(UsageError, match="side paths belong"):
         get_change("retain")(get("lora")(talks(tmp_path), str(routed), **SMALL), every=2)
-    with pytest.raises(BadPlan, match="retain:every=2,share=0.5: which layers"):
+    with pytest.raises(BadPlan, match="which layers keep"):
         read_plan("retain:every=2,share=0.5")
-    with pytest.raises(BadPlan, match="step 1 .*there is no layer 9"):
+    with pytest.raises(BadPlan, match="there is no layer 9"):
         forecast(routed, ["retain:layers=[0,9]"], **PLAN)
     assert read_plan("retain").steps[0].transform.every == 2  # type: ignore[union-attr]
+
+
+def test_the_page_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "routing.md").read_text()
+    for source in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
+        exec(compile(source, "docs/routing.md", "exec"), {"__name__": "docs"})  # noqa: S102
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    talks(tmp_path)
+    trains = re.findall(r"^orchard (train .*)$", page, re.M)
+    assert len(trains) == 3 and all(main([*command.split(), "--show"]) == 0 for command in trains)
+    (plan,) = re.findall(r"^orchard compress smollm2 (.*) --tokens", page, re.M)
+    assert read_plan(plan.split()).words == plan.split()

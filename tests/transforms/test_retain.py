@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_any_set_takes_its_share_of_the_bytes_and_says_the_same_in_pieces(
     assert cache.nbytes * LAYERS == whole * len(kept)
     wanted, edges = made(IDS), [0, *sorted(cuts), 11]
     pieces = []
-    for start, stop in zip(edges, edges[1:]):
+    for start, stop in pairwise(edges):
         context = Context(torch.arange(start, stop).expand(2, -1), cache=cache, upto=stop)
         pieces.append(made(IDS[:, start:stop], context))
     assert torch.allclose(torch.cat(pieces, 1), wanted, atol=1e-5 * float(wanted.abs().max()))
@@ -55,7 +56,7 @@ def test_any_set_takes_its_share_of_the_bytes_and_says_the_same_in_pieces(
     plan = lower(coded, stores="f32")
     assert plan.whole
     native = NativeRunner(plan, threads=1).begin([IDS[0].tolist()], length=16)
-    for start, stop in zip(edges, edges[1:]):
+    for start, stop in pairwise(edges):
         native.read(start, stop)
     ones = [native.first().copy()] + [native.step([token]).copy() for token in (3, 5)]
     cache = coded.cache(batch=1, length=16)
@@ -87,7 +88,9 @@ def test_nothing_else_changes_and_texts_bring_it_nearer() -> None:
     made = Retain(every=2).apply(MODEL)
     kept, before = made.state_dict(), MODEL.state_dict()
     parts = ("k.weight", "v.weight", "k_norm.weight")
-    assert before.keys() - kept.keys() == {f"stack.layers.{layer}.mixer.{part}" for layer in (1, 3, 5) for part in parts}
+    assert before.keys() - kept.keys() == {
+        f"stack.layers.{layer}.mixer.{part}" for layer in (1, 3, 5) for part in parts
+    }
     assert all(torch.equal(value, before[name]) for name, value in kept.items())
     draw = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, VOCAB, (8, 24), generator=draw) for _ in range(4)]

@@ -87,7 +87,9 @@ def test_off_when_it_does_not_learn() -> None:
     with torch.no_grad():
         assert torch.equal(made(IDS), model(IDS)) and not torch.equal(made.train()(IDS), model(IDS))
         places = torch.arange(11).expand(2, -1)
-        cached = made(IDS, Context(places, cache=made.cache(batch=2, length=11)))  # as rollouts write, while a model learns
+        cached = made(
+            IDS, Context(places, cache=made.cache(batch=2, length=11))
+        )  # as rollouts write, while a model learns
         assert torch.allclose(cached, model(IDS), atol=1e-5)
         torch.manual_seed(0)
         once, again = made(IDS), made(IDS)
@@ -104,7 +106,9 @@ def test_gradients_flow_into_what_is_read_and_are_zero_where_nobody_reads() -> N
     own, routed = slopes(forced(model)), slopes(forced(model, l3=1))
     assert not torch.equal(own["stack.layers.1.mixer.k.weight"], routed["stack.layers.1.mixer.k.weight"])
     for part in ("k.weight", "v.weight", "k_norm.weight"):
-        assert not routed[f"stack.layers.3.mixer.{part}"].any(), "there, and zero: processes exchange the same gradients"
+        assert not routed[f"stack.layers.3.mixer.{part}"].any(), (
+            "there, and zero: processes exchange the same gradients"
+        )
         assert routed[f"stack.layers.1.mixer.{part}"].any()
     assert routed["stack.layers.3.mixer.q.weight"].any()
     chained = forced(model, l1=0, l2=1)  # nobody but layer 2 reads the keys of layer 1
@@ -126,7 +130,9 @@ def test_recomputed_and_compiled_blocks_read_what_they_read_before() -> None:
     for seed, want in enumerate(wanted):
         found = slopes(plain, seed)
         assert all(torch.allclose(found[name], want[name], rtol=1e-3, atol=1e-3) for name in want)
-    assert (report.blocks, report.reasons) == (3, {}) and counter.frame_count <= 3, "with and without a lender, not by layer"
+    assert (report.blocks, report.reasons) == (3, {}) and counter.frame_count <= 3, (
+        "with and without a lender, not by layer"
+    )
 
 
 def test_what_cannot_be_routed_is_said() -> None:

@@ -56,5 +56,5 @@ class _Beside(torch.autograd.Function):
         return lent.view_as(lent)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
         return slope, torch.zeros_like(slope)
