@@ -38,6 +38,8 @@ class Size:
     """The highest rate of fine-tuning, as a share of that of training."""
     sets: int = 8
     """Sets of layers by chance that decoding is compared with."""
+    smollm2: int = 0
+    """Tokens for which SmolLM2 is routed; 0: it is not."""
 
 
 def models(size: Size, seed: int) -> dict[str, Decoder]:

@@ -10,6 +10,8 @@ Here five models of characters learn from the same text: one without routing (ba
 every second layer keeps its own), one of half of the layers, and the base routed for a fifth of the steps more. D is the loss
 with so many layers kept minus the loss of the base with all. Parts: `RouteKV`, `Retain`, `kv_bytes`, the trainer's step.
 
+At the full scale SmolLM2-135M is routed too, for six million tokens that it writes itself, and cut beside the same without.
+
 What differs from the paper: sizes (at the small scale a model of four layers, so that a quarter is one of them), a made-up
 language instead of 34 billion tokens, losses instead of answers to questions. The note's bars for fine-tuning are "the same
 within a factor of two": twice the shares of D, twice the excess over the base, and where two models are compared, no more than
@@ -24,6 +26,7 @@ from typing import Any
 
 from orchard.core.report import Bound, Claim, Scalar, Value
 from orchard.studies import _routing_models as routing
+from orchard.studies import _routing_smollm2 as smollm2
 from orchard.studies._afm_ground import Ground
 from orchard.studies._routing_models import Size
 from orchard.studies.harness import Outcome
@@ -31,7 +34,9 @@ from orchard.transforms.share_kv import kv_bytes
 
 SCALES = {
     "small": Size(ground=Ground(dim=64, layers=4, rows=16, length=128, steps=600, rate=6e-3)),
-    "full": Size(ground=Ground(dim=192, layers=8, rows=64, length=256, steps=1000, rate=3e-3, held_out=512)),
+    "full": Size(
+        ground=Ground(dim=192, layers=8, rows=64, length=256, steps=1000, rate=3e-3, held_out=512), smollm2=6_000_000
+    ),
 }
 CLAIMS = [
     Claim(
@@ -76,6 +81,12 @@ def run(scale: str, seed: int) -> Outcome:
         ),
         "kv_bytes": Value(kv_bytes(found["base"].config), "bytes a token"),
     }
+    notes = list(NOTES)
+    if size.smollm2 and smollm2.there():
+        ratios = smollm2.cut_and_routed(size.smollm2, seed)
+        values |= {f"smollm2_{name}": Value(one, "x", note="of its own loss") for name, one in ratios.items()}
+    else:
+        notes.append("SmolLM2 is routed at the full scale only, where the library has it (`orchard pull smollm2`).")
     rows = [[name, int(rate), round(one, 4)] for name, each in loss.items() for rate, one in each.items()]
     return Outcome(
         values=values,
@@ -83,7 +94,7 @@ def run(scale: str, seed: int) -> Outcome:
             "model, percent kept, loss": rows,
             "layers kept, loss": [[name, round(one, 4)] for name, one in halves.items()],
         },
-        notes=NOTES,
+        notes=notes,
         reasons=reasons(values),
         config=asdict(size),
     )

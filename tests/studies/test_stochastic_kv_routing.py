@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from orchard.models.language import Decoder
 from orchard.nn.attention import Attention
+from orchard.recipes.shapes import llama, words_of
+from orchard.session.build import Built
+from orchard.session.save import save_built
 from orchard.studies import _routing_models as routing
+from orchard.studies import _routing_smollm2 as smollm2
 from orchard.studies import stochastic_kv_routing, study
 from orchard.studies._afm_ground import Ground, built, tree
+from orchard.text.byte_tokens import VOCAB, byte_tokenizer
 from orchard.transforms.retain import Retain
 
-TINY = routing.Size(ground=Ground(dim=32, layers=4, rows=2, length=16, steps=2, held_out=4), tuned=1.0, sets=3)
-
-
-def test_models_are_what_they_are_called() -> None:
-    found = routing.models(TINY, 0)
-    owners = {name: [node.store.owner for _, node in model.config.find(Attention)] for name, model in found.items()}
-    assert owners.pop("cla") == [None, 0, None, 2] and owners.pop("shallow") == [None, None]
-    assert owners == {name: [None] * 4 for name in ("base", "rcla", "tuned", "longer")}
-    weights = {name: model.stack.layers[3].mixer.q.weight for name, model in found.items() if name != "shallow"}
-    assert len({float(weight.detach().sum()) for weight in weights.values()}) == 5, "each learnt something else"
-    loss = routing.losses(found, TINY, 0)
-    assert {name: list(each) for name, each in loss.items()} == {
-        **{name: ["100", "50", "25"] for name in ("base", "rcla", "tuned")},
-        "cla": ["50", "25"],
-        "shallow": ["100"],
-        "longer": ["100"],
-    }
+TINY = routing.Size(ground=Ground(dim=32, layers=4, rows=2, length=16, steps=2, held_out=4), tuned=1.0, sets=2)
 
 
 def test_bytes_and_decoding_are_held_against_what_they_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +46,39 @@ def test_claims_are_judged_by_what_is_lost() -> None:
     assert {name: values[name] for name in wanted} == pytest.approx(wanted)
 
 
-def test_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_on_models_that_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Decoder] = {}
+    make = routing.models
+
+    def kept(size: routing.Size, seed: int) -> dict[str, Decoder]:
+        seen.update(make(size, seed))
+        return seen
+
     monkeypatch.setitem(stochastic_kv_routing.SCALES, "small", TINY)
+    monkeypatch.setattr(routing, "models", kept)
     report = study("stochastic-kv-routing")
     verdicts = {claim.id: claim.passed for claim in report.claims}
     assert verdicts["bytes"] and verdicts["decode"]
     assert verdicts.keys() == {claim.id for claim in stochastic_kv_routing.CLAIMS}
+    owners = {name: [node.store.owner for _, node in model.config.find(Attention)] for name, model in seen.items()}
+    assert owners.pop("cla") == [None, 0, None, 2] and owners.pop("shallow") == [None, None]
+    assert owners == {name: [None] * 4 for name in ("base", "rcla", "tuned", "longer")}
+    weights = {name: model.stack.layers[3].mixer.q.weight for name, model in seen.items() if name != "shallow"}
+    assert len({float(weight.detach().sum()) for weight in weights.values()}) == 5, "each learnt something else"
+    kinds = [(name, rate) for name, rate, _ in report.series["model, percent kept, loss"]]
+    whole = [(name, rate) for name in ("base", "rcla", "tuned") for rate in (100, 50, 25)]
+    assert sorted(kinds) == sorted([*whole, ("cla", 50), ("cla", 25), ("shallow", 100), ("longer", 100)])
+
+
+def test_a_model_of_the_library_is_cut_and_routed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    four = llama("1m", 64, vocab=VOCAB)
+    four = four.set("stack.layers", [layer.clone() for layer in four.stack.layers[:4]])
+    family, words = words_of(four.complete())
+    save_built(Built(four.build(), family, words), byte_tokenizer(), None, tmp_path / "four", None)
+    small = {"held": 16, "looked": 16, "length": 16, "rows": 2, "dtype": "float32", "device": "cpu"}
+    assert smollm2.plan(str(tmp_path / "four"))[1] == "retain:layers=[0],fit=false"
+    found = smollm2.cut_and_routed(128, 0, str(tmp_path / "four"), **small)
+    assert list(found) == ["as_is_50", "as_is_25", "routed_100", "routed_50", "routed_25"]
+    assert all(ratio > 0 for ratio in found.values()) and found["as_is_50"] != found["routed_50"]
+    assert not smollm2.there("nobody-has-this")
