@@ -16,6 +16,13 @@ Rotate = Callable[[Tensor, Tensor], Tensor]
 """`(keys [B, H, S, D], positions [B, 1|H, S]) → keys`: turns unrotated keys into rotated ones."""
 
 
+Attend = Callable[[Tensor, Tensor | None, float, float | None], Tensor]
+"""`(queries [B, Hq, T, D], mask or None, scale, softcap) → [B, Hq, T, D]`."""
+
+Watch = Callable[[Tensor, Tensor | None, float, float | None], None]
+"""The same arguments, and nothing comes back."""
+
+
 @dataclass(frozen=True)
 class KVView:
     """The keys and values a layer may look at in this step, whoever stores them and however.
@@ -37,6 +44,10 @@ class KVView:
     """Slots are the queries themselves, in order, all valid: each sees itself and what is before it."""
     key: object = None
     """Views with the same key (not None) share positions and valid, so that a mask is made once for many layers."""
+    attend: Attend | None = None
+    """Attention straight from how the slots are kept, where the codec can; `k` and `v` are then not to be read."""
+    watch: Watch | None = None
+    """Who wants to see the queries (rotated, [B, Hq, T, D]) that look at this view, to learn which slots matter."""
 
 
 class KVCache(Protocol):
@@ -60,6 +71,8 @@ class Context:
     """[B, T], where rows hold several documents (in training, without stores): nothing looks into another one."""
     causal: bool = False
     """Every row is one sequence from 0 on, without padding or stores, and the caller knows it: no mask has to be made."""
+    probe: bool = False
+    """The tokens look at what is kept and at each other, and are not kept themselves."""
     upto: int | None = None
     wanted: int | None = None
     """Only the last so many tokens of each sequence are of interest to the caller: all others may be left out of what comes after
@@ -96,6 +109,12 @@ class Context:
             view = KVView(k=k, v=v, positions=positions, valid=self.valid, documents=own, causal=self.causal, key="new")
         self.views[layer] = view
         return view
+
+    def lent(self, layer: int, draw: Callable[[], int | None]) -> KVView | None:
+        """What another layer left that this one reads in this step, or None. It is drawn once: a block that is computed again
+        in the backward pass reads what it read before."""
+        source = self.once(("lent", layer), draw)
+        return None if source is None else self.views[source]
 
     @property
     def places(self) -> Tensor:
