@@ -96,6 +96,9 @@ class LocalGlobal(Transform):
         gains = {f"{_module(path)}.weight": node.dim for path, node in tree.find(HeadNorm)}  # which begin as nothing
         begins = {name: partial(torch.ones, size, dtype=like.dtype, device=like.device) for name, size in gains.items()}
         made: M = learning_like(carried(model, tree, begins=begins), model)
+        learns = any(parameter.requires_grad for parameter in model.parameters())
+        for name in gains:
+            made.get_parameter(name).requires_grad_(learns)
         tell(1.0)
         return made
 
