@@ -74,6 +74,7 @@ def chunked(
     """
     with torch.autocast(q.device.type, enabled=False):
         heads, tokens = k.shape[1], q.shape[2]
+        chunk = min(chunk, tokens)
         k, v = features(k), _wide(v)
         if valid is not None:
             v = torch.where(valid[..., None], v, 0.0)
@@ -83,9 +84,10 @@ def chunked(
         q, k, v = (functional.pad(x, (0, 0, 0, short)).unflatten(2, (-1, chunk)) for x in (features(q), k, v))
         q = _grouped(q, heads)  # [B, H, G, N, C, F]; k [B, H, N, C, F], v [B, H, N, C, D]
         inside = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-        if documents is None:
+        far: Tensor | float = 0.0
+        if documents is None and chunk < tokens:
             far = q @ _before((k.transpose(-1, -2) @ v).cumsum(2))[:, :, None]
-        else:
+        elif documents is not None:
             behind = functional.pad(documents, (shift, 0), value=-1)[:, :, :tokens]
             readers, keys = (
                 functional.pad(x, (0, short), value=-1).unflatten(2, (-1, chunk)) for x in (documents, behind)
