@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from orchard.cache.codecs import Codec, Parts, Plain
 from orchard.cache.policies import KeepAll, Placement, Policy, Slots
+from orchard.cache.residue import Residue
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context, KVView, Rotate
 from orchard.core.errors import ConfigError, UnsupportedPair
@@ -39,9 +41,21 @@ class Store(Configurable):
         policy: BaseConfig = field(default_factory=KeepAll.Config)
         owner: int | None = None
         """The layer whose store is read; None: this layer's own."""
+        residue: Residue.Config | None = None
+        """Sum up what leaves the store; None: it is forgotten. A mixer that reads the sum asks for it."""
+
+        def wire(self) -> None:
+            policy: Any = self.policy.builds
+            if self.residue is not None and not policy.tells:
+                raise UnsupportedPair(
+                    f"the policy {policy.__name__} does not tell what leaves, and this store sums that up",
+                    hint="use the policy Window or KeepAll in layers with a residue",
+                )
 
         def native(self) -> NativeStore:
             """The same for a plan; `UnsupportedPair` where codec or policy do not say that they have a native form."""
+            if self.residue is not None:
+                raise UnsupportedPair("a store with a residue has no native form", hint="it runs in torch")
             codec, policy = self.codec.build(), self.policy.build()
             name = vars(type(codec)).get("native")
             if name is None:
@@ -66,13 +80,26 @@ class Store(Configurable):
             }
             for role in ("k", "v")
         }
+        self.residue: Residue | None = None
+        if cfg.residue is not None:
+            sizes = {"batch": batch, "heads": cfg.heads, "width": cfg.dim}
+            self.residue = cfg.residue.build(**sizes, dtype=dtype, device=device)
+        self.turns_late = self.codec.before_rotation or self.residue is not None
 
     def append(self, k: Tensor, v: Tensor, placement: Placement, positions: Tensor, rotate: Rotate | None) -> KVView:
         """Keep new keys and values [B, H, T, D] and show what may be looked at. `positions` [B, 1, T] are the tokens'."""
-        if rotate is not None and not self.codec.before_rotation:
+        if rotate is not None and not self.turns_late:
             k = rotate(k, positions)
+        gone = None if self.residue is None else self._replaced(placement)
         seen = {"k": self._append(k, "k", placement), "v": self._append(v, "v", placement)}
-        if rotate is not None and self.codec.before_rotation:
+        raw = rest = None
+        if self.residue is not None:
+            raw, rest = seen["k"], self.residue.sum
+            if placement.with_new:  # what leaves is still shown
+                rest, gone = rest.clone(), (raw, seen["v"])
+            if gone is not None:
+                self.residue.add(*gone, placement.left)
+        if rotate is not None and self.turns_late:
             seen["k"] = rotate(seen["k"], placement.positions)
         policy = self.slots.policy
         return KVView(
@@ -83,7 +110,19 @@ class Store(Configurable):
             window=policy.window,
             sinks=policy.sinks,
             key=self.slots,
+            raw=raw,
+            residue=rest,
         )
+
+    def _replaced(self, placement: Placement) -> tuple[Tensor, Tensor] | None:
+        """The keys and values [B, H, T, D] in the slots that new tokens are about to take, where any is lost by that."""
+        if placement.left is None or placement.with_new:
+            return None
+        found = {}
+        for role, kept in self.parts.items():
+            parts = {name: part.gather(2, _slots(placement.index, part)) for name, part in kept.items()}
+            found[role] = self.codec.decode(parts, role, self.dtype)  # type: ignore[arg-type]
+        return found["k"], found["v"]
 
     def _append(self, x: Tensor, role: str, placement: Placement) -> Tensor:
         new = self.codec.encode(x, role)  # type: ignore[arg-type]
@@ -92,9 +131,7 @@ class Store(Configurable):
         if placement.with_new:
             shown = {name: torch.cat([before[name], new[name].to(kept[name].dtype)], dim=2) for name in kept}
         for name, part in kept.items():
-            index = placement.index[:, None, :].unflatten(2, (-1, *[1] * (part.dim() - 3)))
-            index = index.expand(-1, part.shape[1], -1, *part.shape[3:])
-            part.scatter_(2, index, new[name].to(part.dtype))
+            part.scatter_(2, _slots(placement.index, part), new[name].to(part.dtype))
         return self.codec.decode(shown if placement.with_new else before, role, self.dtype)  # type: ignore[arg-type]
 
     def keep(self, rows: Tensor) -> None:
@@ -102,10 +139,19 @@ class Store(Configurable):
             role: {name: part.index_select(0, rows) for name, part in parts.items()}
             for role, parts in self.parts.items()
         }
+        if self.residue is not None:
+            self.residue.keep(rows)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for parts in self.parts.values() for part in parts.values())
+        slots = sum(part.nbytes for parts in self.parts.values() for part in parts.values())
+        return slots if self.residue is None else slots + self.residue.nbytes
+
+
+def _slots(index: Tensor, part: Tensor) -> Tensor:
+    """Slots [B, T] as an index into a part [B, H, S, …]."""
+    index = index[:, None, :].unflatten(2, (-1, *[1] * (part.dim() - 3)))
+    return index.expand(-1, part.shape[1], -1, *part.shape[3:])
 
 
 class Cache:

@@ -48,6 +48,10 @@ class KVView:
     """Attention straight from how the slots are kept, where the codec can; `k` and `v` are then not to be read."""
     watch: Watch | None = None
     """Who wants to see the queries (rotated, [B, Hq, T, D]) that look at this view, to learn which slots matter."""
+    raw: Tensor | None = None
+    """The keys before rotation, [B, H, S, D], where they are at hand: without a store, and in stores that have a residue."""
+    residue: Tensor | None = None
+    """What a store with a residue made of the slots that it no longer shows, [B, H, F, D] (`orchard.cache.residue`)."""
 
 
 class KVCache(Protocol):
@@ -104,9 +108,11 @@ class Context:
             view = self.cache.append(layer, k, v, self, rotate)
         else:
             positions = self.places
-            k = rotate(k, positions) if rotate is not None else k
+            raw, k = k, rotate(k, positions) if rotate is not None else k
             own = None if self.documents is None else self.documents[:, None, :]
-            view = KVView(k=k, v=v, positions=positions, valid=self.valid, documents=own, causal=self.causal, key="new")
+            view = KVView(
+                k=k, v=v, positions=positions, valid=self.valid, documents=own, causal=self.causal, key="new", raw=raw
+            )
         self.views[layer] = view
         return view
 

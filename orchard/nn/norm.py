@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (arXiv 1910.07467), computed in float32 whatever the input."""
+"""Root-mean-square normalisation (arXiv 1910.07467), computed in float32 whatever the input: of rows, or of heads."""
 
 from __future__ import annotations
 
@@ -41,3 +41,24 @@ class RMSNorm(Configurable, nn.Module):
 
     def lower(self, builder: Builder, x: Value, path: str) -> Value:
         return builder.norm(x, self.scales(), self.config.eps, path=path)
+
+
+class HeadNorm(Configurable, nn.Module):
+    """Normalises each head [B, H, T, D] by itself, with gains of its own: one vector of H · D numbers for all of them."""
+
+    @config
+    class Config(BaseConfig):
+        heads: int = REQUIRED
+        dim: int = REQUIRED
+        """Of all heads together."""
+        eps: float = 1e-6
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.config = cfg
+        self.weight = nn.Parameter(torch.ones(cfg.dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
+        return wide * self.weight.float().view(self.config.heads, 1, -1)

@@ -12,6 +12,7 @@ from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
+from orchard.nn.attention.rattention import RAttention
 from orchard.nn.layer_norm import LayerNorm
 from orchard.nn.lowering import obstacle, part_of
 from orchard.nn.mlp import GatedMLP
@@ -230,3 +231,8 @@ def _check_owner(mixers: Sequence[Any], layer: int, owner: int) -> None:
         raise UnsupportedPair(f"layers {layer} and {owner} have different key/value heads", hint="make them equal")
     if other.rotary != mixer.rotary:
         raise UnsupportedPair(f"layers {layer} and {owner} have different rotary positions", hint="make them equal")
+    if isinstance(mixer, RAttention.Config) and not (type(other) is type(mixer) and other.window == mixer.window):
+        raise UnsupportedPair(
+            f"layer {layer} reads the sum of what left its window, and layer {owner} keeps no such sum",
+            hint="let RATTENTION read a layer of RATTENTION with the same window",
+        )

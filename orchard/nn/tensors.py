@@ -17,7 +17,7 @@ from orchard.core.errors import BadFile, ConfigError
 from orchard.nn.formats import Plain
 from orchard.nn.layer_norm import LayerNorm
 from orchard.nn.linear import Embedding, GroupedLinear, Linear, Weight
-from orchard.nn.norm import RMSNorm
+from orchard.nn.norm import HeadNorm, RMSNorm
 
 
 def tensor_shapes(tree: BaseConfig) -> dict[str, tuple[int, ...]]:
@@ -34,7 +34,7 @@ def tensor_shapes(tree: BaseConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{name}.weight"] = (node.count, node.out_dim, node.in_dim)
         elif isinstance(node, Embedding.Config):
             shapes[f"{name}.weight"] = (node.vocab, node.dim)
-        elif isinstance(node, RMSNorm.Config):
+        elif isinstance(node, RMSNorm.Config | HeadNorm.Config):
             shapes[f"{name}.weight"] = (node.dim,)
         elif isinstance(node, LayerNorm.Config):
             shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (node.dim,)

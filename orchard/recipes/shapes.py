@@ -16,7 +16,7 @@ from orchard.models.language.decoder import Decoder
 from orchard.models.zoo import Family, families
 from orchard.models.zoo.parts import FULL, SLIDING
 from orchard.models.zoo.tracks import NAME as TRACKS
-from orchard.nn.attention import Attention
+from orchard.nn.attention import Attention, RAttention
 from orchard.nn.moe import MoE
 from orchard.nn.tracks import Tracks
 from orchard.recipes.base import nearest
@@ -69,7 +69,7 @@ def llama(size: str, context: int, vocab: int | None = None) -> Decoder.Config:
 
 def words_of(tree: Decoder.Config) -> tuple[Family, dict[str, Any]]:
     """The family and the Hugging Face config of a tree; `ConfigError` names what no such config can say."""
-    own = any(isinstance(layer, Tracks.Config) or _global_without_positions(layer) for layer in tree.stack.layers)
+    own = any(isinstance(layer, Tracks.Config) or _no_llama(layer) for layer in tree.stack.layers)
     family = families()[TRACKS if own else "llama"]
     try:
         words = tracks_words(tree) if own else _llama_words(tree)
@@ -142,6 +142,8 @@ def tracks_words(tree: Any) -> dict[str, Any]:
         words["rope_theta"] = turned[0].theta
     if local:
         words["sliding_window"] = local[0].window
+        if isinstance(local[0], RAttention.Config):
+            words["sliding_mixer"] = "rattention"
     if dense:
         words["intermediate_size"] = dense[0].hidden_dim
     if experts:
@@ -156,5 +158,7 @@ def tracks_words(tree: Any) -> dict[str, Any]:
     return words
 
 
-def _global_without_positions(layer: Any) -> bool:
-    return isinstance(layer.mixer, Attention.Config) and layer.mixer.rotary is None
+def _no_llama(layer: Any) -> bool:
+    """Whether a layer is one that Llama has no words for, and we have: global without positions, or RATTENTION."""
+    mixer = layer.mixer
+    return isinstance(mixer, RAttention.Config) or (isinstance(mixer, Attention.Config) and mixer.rotary is None)

@@ -183,6 +183,11 @@ def _refuse_heads(path: str, cfg: Any, size: int) -> None:
                 f"{path}.{name} is {count}, which mesh.tensor {size} does not divide",
                 hint=f"use mesh.tensor {fits[0]}, and mesh.data for the other processes",
             )
+    if hasattr(cfg, "near_norm"):
+        raise UnsupportedPair(
+            f"{path} has gains for each head, and mesh.tensor would give every process those of all heads",
+            hint="use mesh.data for a model with RATTENTION",
+        )
     if getattr(cfg, "norm_over", "head") == "all" and (cfg.q_norm is not None or cfg.k_norm is not None):
         raise UnsupportedPair(
             f"{path} normalises all its heads as one vector, and mesh.tensor gives each process some of them",

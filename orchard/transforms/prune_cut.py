@@ -20,7 +20,7 @@ from orchard.nn.attention.attention import Attention
 from orchard.nn.feed_forward import FeedForward
 from orchard.nn.linear import Linear
 from orchard.nn.mlp import GatedMLP
-from orchard.nn.norm import RMSNorm
+from orchard.nn.norm import HeadNorm, RMSNorm
 from orchard.nn.tensors import carried, dense_tensor, fill
 from orchard.transforms.lora_linear import LoraLinear
 from orchard.transforms.lora_twin import dotted, replaced
@@ -99,6 +99,9 @@ def _cut_heads(path: str, mixer: Any, kept: Tensor) -> dict[str, Callable[[Any],
         for name, channels in (("q_norm", queries), ("k_norm", own)):
             if getattr(mixer, name) is not None:
                 makers[f"{path}.{name}"] = partial(_cut_norm, kept=channels)
+    for name in ("near_norm", "far_norm"):
+        if hasattr(mixer, name):
+            makers[f"{path}.{name}"] = partial(_cut_norm, kept=queries)
     return makers
 
 
@@ -126,8 +129,8 @@ def cut_linear(path: str, linear: nn.Module, rows: Tensor | None = None, cols: T
     return made
 
 
-def _cut_norm(norm: RMSNorm, kept: Tensor) -> nn.Module:
-    made: RMSNorm = norm.config.clone(dim=len(kept)).build()
+def _cut_norm(norm: RMSNorm | HeadNorm, kept: Tensor) -> nn.Module:
+    made: RMSNorm | HeadNorm = norm.config.clone(dim=len(kept)).build()
     made.weight = nn.Parameter(norm.weight.detach().index_select(0, kept.to(norm.weight.device)), requires_grad=False)
     return made
 

@@ -27,7 +27,7 @@ from orchard.transforms.base import Tell, Transform, silent
 from orchard.transforms.local_global import completed
 
 M = TypeVar("M", bound=nn.Module)
-ROWS = ("q", "k", "v", "gate", "up")
+ROWS = ("q", "k", "v", "gate", "up", "near_norm", "far_norm")
 """Maps into heads and hidden channels, which are dealt out by rows; those out of them by columns."""
 COLUMNS = ("o", "down")
 

@@ -46,6 +46,9 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "orchard.nn.attention.scaling:Yarn": {"yarn": {"factor": 4.0, "original": 64}},
     "orchard.nn.attention.scaling:Factors": {"factors": {"factors": (1.0, 1.5, 2.0, 4.0)}},
     "orchard.nn.attention.attention:Attention": {"attention": {"heads": HEADS, "kv_heads": 2, "head_dim": HEAD_DIM}},
+    "orchard.nn.attention.rattention:RAttention": {
+        "residual": {"heads": HEADS, "kv_heads": 2, "head_dim": HEAD_DIM, "window": 3, "chunk": 4},
+    },
     "orchard.nn.mlp:GatedMLP": {"gated": {"hidden_dim": 24}},
     "orchard.nn.feed_forward:FeedForward": {"plain": {"hidden_dim": 24}},
     "orchard.nn.moe.moe:MoE": {"mixture": {"hidden_dim": 16, "experts": 4}},

@@ -115,17 +115,20 @@ class Recompute:
     def __init__(self, stores: list[Any]) -> None:
         self.codecs = [cfg.codec.build() for cfg in stores]
         self.policies = [cfg.policy for cfg in stores]
+        self.residues = [cfg.residue for cfg in stores]
 
     def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView:
-        codec, policy, late = self.codecs[layer], self.policies[layer], self.codecs[layer].before_rotation
+        codec, policy = self.codecs[layer], self.policies[layer]
+        late = codec.before_rotation or self.residues[layer] is not None
         k = k if late or rotate is None else rotate(k, context.places)
-        k = codec.decode(codec.encode(k, "k"), "k", k.dtype)
+        raw = k = codec.decode(codec.encode(k, "k"), "k", k.dtype)
         k = rotate(k, context.places) if late and rotate is not None else k
         v = codec.decode(codec.encode(v, "v"), "v", v.dtype)
         return KVView(
             *(k, v, context.places, context.places >= 0),
             window=getattr(policy, "window", None),
             sinks=getattr(policy, "sinks", 0),
+            raw=raw if late else None,
         )
 
 

@@ -29,6 +29,9 @@ class Placement:
     valid: Tensor
     upto: int
     with_new: bool = False
+    left: Tensor | None = None
+    """Which tokens are gone after the step, for whoever wants to make something of them: with `with_new` of what is seen
+    [B, 1, S], otherwise of what the slots at `index` held before [B, 1, T]. None: none."""
 
 
 class Slots:
@@ -70,6 +73,8 @@ class Policy(ABC):
     window: int | None = None
     sinks: int = 0
     can_rewind: bool = True
+    tells: bool = False
+    """Whether its placements say what leaves (`Placement.left`), every token exactly once."""
 
     @abstractmethod
     def capacity(self, length: int) -> int:

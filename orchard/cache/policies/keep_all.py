@@ -12,6 +12,8 @@ from orchard.core.config import BaseConfig, Configurable, config
 class KeepAll(Configurable, Policy):
     """Slot number = position, so writing a position again replaces it."""
 
+    tells = True  # nothing ever leaves
+
     @config
     class Config(BaseConfig):
         pass

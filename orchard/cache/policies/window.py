@@ -17,6 +17,8 @@ from orchard.core.errors import ConfigError
 class Window(Configurable, Policy):
     """`sinks` fixed slots, then a ring of `window` slots."""
 
+    tells = True
+
     @config
     class Config(BaseConfig):
         window: int = REQUIRED
@@ -45,14 +47,17 @@ class Window(Configurable, Policy):
         stored = torch.where(stays, positions, -1)[:, None, :]
         if positions.shape[1] == 1:
             # One token replaces exactly the one that no longer counts: write first, then look.
+            old = slots.positions.gather(2, index)
+            left = stays[:, None, :] & (old >= 0) & (old != stored)
             slots.positions.scatter_(2, index, stored)
             seen = slots.positions[:, :, :upto]
-            return Placement(index=index[:, 0], positions=seen, valid=seen >= 0, upto=upto)
+            return Placement(index=index[:, 0], positions=seen, valid=seen >= 0, upto=upto, left=left)
         # Several tokens: the first of them may still need slots that the last of them will take.
         new = positions[:, None, :]
         before = slots.positions[:, :, :upto]
         first = torch.where(new >= 0, new, torch.iinfo(torch.long).max).amin(2, keepdim=True)
         valid = torch.cat([(before >= 0) & (before < first), new >= 0], dim=2)
         seen = torch.cat([before, new], dim=2)
+        left = valid & (seen >= sinks) & (seen <= newest[:, :, None] - ring)
         slots.positions.scatter_(2, index, stored)
-        return Placement(index=index[:, 0], positions=seen, valid=valid, upto=upto, with_new=True)
+        return Placement(index=index[:, 0], positions=seen, valid=valid, upto=upto, with_new=True, left=left)

@@ -99,10 +99,15 @@ class Attention(Configurable, nn.Module):
         q = self._heads(self.q(x), self.q_norm, self.config.heads)
         if self.rotary is not None:
             q = self.rotary(q, context.places, context)
-        view = self._view(x, context)
+        y = self._look(q, self._view(x, context), context)
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _look(self, q: Tensor, view: KVView, context: Context) -> Tensor:
+        """What queries [B, Hq, T, D] see in a view, inside the window: [B, Hq, T, D]."""
         window = self.config.window
         mask: Tensor | None = None
-        if view.causal and (window is None or window >= x.shape[1]):
+        if view.causal and (window is None or window >= q.shape[2]):
             pass  # torch knows this mask by its name
         elif view.key is None:
             mask = visible(context.positions, view, window)
@@ -112,11 +117,8 @@ class Attention(Configurable, nn.Module):
         if view.watch is not None:
             view.watch(q, mask, self.scale, softcap)
         if view.attend is not None:
-            y = view.attend(q, mask, self.scale, softcap)
-        else:
-            y = attend(q, view.k, view.v, mask, scale=self.scale, softcap=softcap)
-        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
-        return out
+            return view.attend(q, mask, self.scale, softcap)
+        return attend(q, view.k, view.v, mask, scale=self.scale, softcap=softcap)
 
     def _view(self, x: Tensor, context: Context) -> KVView:
         if self.k is None or self.v is None:

@@ -19,9 +19,12 @@ def tracks(run: Run.Config, count: int = 4, depth: int = 4, combine: str = "mean
 
 
 @change
-def local_global(run: Run.Config, window: int = 512, every: int = 4, positions: bool = False) -> Run.Config:
-    """Let all layers but the last of every few see a window only, and those few without positions (arXiv 2507.13575)."""
-    return _shaped(run, LocalGlobal(window=window, every=every, positions=positions))
+def local_global(
+    run: Run.Config, window: int = 512, every: int = 4, positions: bool = False, mixer: str = "attention"
+) -> Run.Config:
+    """Let all layers but the last of every few see a window only, and those few without positions (arXiv 2507.13575);
+    mixer=rattention: and what lies behind the window as a sum (arXiv 2506.15545)."""
+    return _shaped(run, LocalGlobal(window=window, every=every, positions=positions, mixer=mixer))
 
 
 def _shaped(run: Run.Config, transform: Callable[[Any], Any]) -> Run.Config:
