@@ -6,10 +6,10 @@ A key of one head is seen as D/2 complex numbers (pair p: channels p and p + D/2
     key   = key_offset   + prescale · Σ_r (c_{r,A_r} + i · c_{r,B_r})     n complex codewords c a round, two indices a round
     value = value_offset + prescale · Σ_r e_{r,code_r}                    m plain codewords e a round, one index a round
 
-A rotation multiplies each pair by a unit complex number, so it may be done to codewords, or never (to the query instead). n
-codewords stand for n² because their multiples by i come for free. Encoding is greedy, round by round, nearest in a metric that says
-which errors matter: a weight for each pair of a key (it commutes too), any positive matrix for a value. The prescale is one
-float16 a token and head, refitted by least squares after the codes are chosen.
+A rotation multiplies each pair by a unit complex number, so it may be done to codewords, or never (to the query instead).
+The n codewords stand for n² because their multiples by i come for free. Encoding is greedy, round by round, nearest in a metric
+that says which errors matter: a weight for each pair of a key (it commutes too), any positive matrix for a value. The prescale
+is one float16 a token and head, refitted by least squares after the codes are chosen.
 
 Shapes: B sequences, H key/value heads, T tokens, D head width, P = D/2 pairs, R rounds.
 """
