@@ -215,7 +215,7 @@ def _encode(x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Ten
     best_norm = norm * overlap / energy.clamp_min(1e-12)
     prescale = torch.where(best_norm > 0, best_norm, norm).clamp_max(65504.0).to(torch.float16)
     indices = torch.stack(codes, dim=2) - torch.tensor([0, n], device=x.device)
-    return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))  # type: ignore[return-value]
+    return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))
 
 
 def _best_pair(a: Tensor, b: Tensor, costs: Tensor) -> Tensor:
