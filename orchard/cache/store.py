@@ -136,7 +136,7 @@ class Store(Configurable):
 
     def forget(self, stays: Tensor, last: Tensor, budget: int | None = None) -> None:
         """Keep these slots only. What stays ends at position `last` [B], in every head."""
-        policy, slots = self.scored()
+        policy, _ = self.scored()
         counts = stays.sum(-1, keepdim=True)
         longest = int(counts.amax())
         order = (~stays).to(torch.uint8).sort(dim=2, stable=True).indices[:, :, :longest]

@@ -1,7 +1,7 @@
 """Tokens whose keys are unlike the others' (KeyDiff, arXiv 2504.15364): no queries are needed.
 
-The mean of all normalised keys of a head is its anchor; a token is worth the more, the smaller the cosine of its key with it. Keys
-are compared as attention sees them, rotated to the places that they have now.
+The mean of all normalised keys of a head is its anchor; a token is worth the more, the smaller the cosine of its key with it.
+Keys are compared as attention sees them, rotated to the places that they have now.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tokens that something looks at which is not kept itself: a repeated block (KVzip, arXiv 2505.23416), the words of a topic
 (EpiCache, arXiv 2509.17396), or the question.
 
-After each block whoever runs the model sends such tokens with `Context.probe`. They see all that is kept and each other; a kept token
-is worth the largest share of attention that any of them gives it, in any query head of its group. Several probes add up to the
-largest of all. Tokens that came after the last probe have not been looked at, and stay before all others.
+After each block whoever runs the model sends such tokens with `Context.probe`. They see all that is kept and each other; a kept
+token is worth the largest share of attention that any of them gives it, in any query head of its group. Several probes add up to
+the largest of all. Tokens that came after the last probe have not been looked at, and stay before all others.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Probe(Scored):
     def watch(self, slots: HeadSlots, placement: Placement, positions: Tensor, keys: Tensor) -> Watch | None:
         if placement.writes or torch.compiler.is_compiling():
             return None
-        real = positions >= 0
 
         def note(q: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> None:
+            real = positions[:, :, positions.shape[2] - q.shape[2] :] >= 0  # a layer may be given the last tokens only
             found = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
             for share, part in shares(q, keys, mask, scale, softcap):
                 share = share.masked_fill(~real[:, :, None, part, None], 0.0)

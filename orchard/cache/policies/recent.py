@@ -1,6 +1,7 @@
 """The newest tokens, and the first few (StreamingLLM, arXiv 2309.17453), under a budget that is kept up block by block.
 
-Unlike `Window`, which forgets token by token and leaves positions as they are, this one numbers what stays anew, as the paper does.
+Unlike `Window`, which forgets token by token and leaves positions as they are, this one numbers what stays anew, as the paper
+does.
 """
 
 from __future__ import annotations

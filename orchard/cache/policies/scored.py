@@ -1,8 +1,8 @@
 """Policies that keep the tokens with the best scores: at most `budget` per key/value head, and a block of new ones.
 
-A sequence is read in blocks. When the next one would not fit, every kept token of a layer gets a score, the best `budget` stay, and
-what stays is numbered anew so that it ends where it ended before: a token's place says how many kept ones are after it, and not
-how long ago it was. Keys are therefore kept unrotated, whatever the codec, and turned to their places when they are read;
+A sequence is read in blocks. When the next one would not fit, every kept token of a layer gets a score, the best `budget` stay,
+and what stays is numbered anew so that it ends where it ended before: a token's place says how many kept ones are after it, and
+not how long ago it was. Keys are therefore kept unrotated, whatever the codec, and turned to their places when they are read;
 nothing is rounded twice however often it moves. The first tokens (`sinks`) always stay: models lean on them (arXiv 2309.17453).
 
 `heads` says among whom tokens compete: "uniform", where each head keeps as many, or "flat", where the heads of a layer share

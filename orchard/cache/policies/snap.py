@@ -1,7 +1,8 @@
 """Tokens that the last ones read look at (SnapKV, arXiv 2404.14469).
 
-The queries of the last `last` tokens are remembered. When room is needed their attention to all that is kept is summed, in every query
-head of a group, and smoothed over neighbours; those last tokens stay themselves, as far as they take half of the budget or less.
+The queries of the last `last` tokens are remembered. When room is needed their attention to all that is kept is summed, in every
+query head of a group, and smoothed over neighbours; those last tokens stay themselves, as far as they take half of the budget
+or less.
 
 What differs from the paper: it compresses a prompt once, at its end; here the same happens whenever a block would not fit.
 """
@@ -82,7 +83,8 @@ class Snap(Scored):
             places = placement.positions[:, :, None, :]
             seen = placement.valid[:, :, None, :] if mask is None else mask
             first = torch.where(seen, places, NEVER).amin(-1)
-            step.append(Seen(q, positions[:, 0], first, scale, softcap).last(self.last))
+            queries = positions[:, 0, positions.shape[2] - q.shape[2] :]  # a layer may be given the last tokens only
+            step.append(Seen(q, queries, first, scale, softcap).last(self.last))
 
         return note
 
