@@ -98,6 +98,13 @@ class Codebooks:
             return self
         return Codebooks(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
+    def for_heads(self, heads: int) -> Codebooks:
+        """Codebooks of one head for several."""
+        if self.heads == heads:
+            return self
+        each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Codebooks(**{name: tensor.expand(heads, *tensor.shape[1:]) for name, tensor in each.items()})
+
     @cached_property
     def key_words(self) -> Tensor:
         """c and i·c as plain channels: [H, R, 2n, D]."""
