@@ -82,7 +82,7 @@ class Store(Configurable):
         coded = {role: self._append(x, role, placement, positions) for role, x in (("k", k), ("v", v))}
         attend = self._straight(coded, placement, rotate) if positions.shape[-1] == 1 else None
         if attend is not None:
-            seen = {role: k[:, :, :0] for role in coded}
+            seen = dict.fromkeys(coded, k[:, :, :0])
         else:
             seen = {role: self._decode(parts, role) for role, parts in coded.items()}
             if rotate is not None and late:
@@ -131,9 +131,7 @@ class Store(Configurable):
         if slots is None:
             return None
         kept = None if self.exact is None else self.exact.kept(coded["k"])
-        return lambda q, mask, scale, softcap: slots.attend(
-            q, mask, scale, softcap, placement.positions, rotate, kept
-        )
+        return lambda q, mask, scale, softcap: slots.attend(q, mask, scale, softcap, placement.positions, rotate, kept)
 
     def _shown(self, role: str, upto: int) -> Parts:
         return {name: self.slots.shown(part, upto) for name, part in self.parts[role].items()}

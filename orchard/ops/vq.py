@@ -219,8 +219,7 @@ def _encode(x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Ten
         energy = energy + ((2 * made + word) * probe).sum(-1, keepdim=True)
         made, left = made + word, left - word
         codes.append(pair)
-    best_norm = norm * overlap / energy.clamp_min(1e-12)
-    prescale = torch.where(best_norm > 0, best_norm, norm).clamp_max(65504.0).to(torch.float16)
+    prescale = (norm * overlap / energy.clamp_min(1e-12)).clamp(0.0, 65504.0).to(torch.float16)
     indices = torch.stack(codes, dim=2) - torch.tensor([0, n], device=x.device)
     return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))
 

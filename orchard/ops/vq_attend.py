@@ -1,7 +1,7 @@
 """Attention straight from additive codes: no keys and values of all slots are ever made.
 
-Scores. One query a key head: a table of conj(q) · codeword for all codewords is made once (`key_tables`); a slot then adds up table
-rows and takes one product with the cosines and sines of its position (`table_scores`): keys are neither put together nor
+Scores. One query a key head: a table of conj(q) · codeword for all codewords is made once (`key_tables`); a slot then adds up
+table rows and takes one product with the cosines and sines of its position (`table_scores`): keys are neither put together nor
 rotated. Several queries a key head (grouped heads): a block of slots is put together, rotated and shared among them.
 
 Values. A weighted sum of sums of codewords is a sum of codewords weighted by how much attention goes to each of them: weights are
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.context import Rotate
-from orchard.ops.vq import Codebooks, decode_keys
+from orchard.ops.vq import Codebooks, decode_keys, packed
 
 BLOCK = 1024
 """Slots put together at a time."""
@@ -56,6 +56,10 @@ class Coded:
         kept: Kept | None = None,
     ) -> Tensor:
         """Queries [B, Hq, T, D] (rotated) over slots at positions [B, 1|H, S] → [B, Hq, T, D]."""
+        if q.is_cuda and q.shape[2] == 1 and mask is not None and self.books.key_bits == 4:
+            turns = turns_of(rotate, positions, q.shape[-1], q)
+            if turns is not None:
+                return self.on_gpu(q, mask, scale, softcap, positions, rotate, turns, kept)
         heads = self.books.heads
         x = q.float().unflatten(1, (heads, -1))  # [B, H, G, T, D]
         scores = self.scores(x, positions, rotate)
@@ -68,6 +72,31 @@ class Coded:
             scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
         weights = scores.softmax(-1)
         return self.weighted(weights, kept).flatten(1, 2).to(q.dtype)
+
+    def on_gpu(
+        self,
+        q: Tensor,
+        mask: Tensor,
+        scale: float,
+        softcap: float | None,
+        positions: Tensor,
+        rotate: Rotate | None,
+        turns: Tensor,
+        kept: Kept | None,
+    ) -> Tensor:
+        """The same for one query a sequence by a kernel; what is kept as it is comes as one more part of the slots."""
+        from orchard.ops.kernels.triton.vq import attend_one
+
+        seen = mask[:, :, 0].expand(-1, self.books.heads, -1)
+        beside = None
+        if kept is not None:
+            beside = _part_of_kept(q, seen, scale, softcap, positions, rotate, kept)
+            seen = seen & ~kept.first
+        sides = [
+            (packed(codes, 4), size) for codes, size in ((self.k_codes, self.k_scale), (self.v_codes, self.v_scale))
+        ]
+        table = torch.cat([turns.real, turns.imag], dim=-1)
+        return attend_one(self.books, q, seen, sides[0], sides[1], table, scale=scale, softcap=softcap, beside=beside)
 
     def scores(self, q: Tensor, positions: Tensor, rotate: Rotate | None) -> Tensor:
         """[B, H, G, T, S]."""
@@ -150,3 +179,23 @@ def _with_kept(scores: Tensor, q: Tensor, kept: Kept, positions: Tensor, rotate:
     own = q @ k.float()[:, :, None].mT
     index = kept.slot[:, :, None, None].expand_as(own)
     return torch.nn.functional.pad(scores, (0, 1)).scatter(-1, index, own)[..., :slots]
+
+
+def _part_of_kept(
+    q: Tensor, seen: Tensor, scale: float, softcap: float | None, positions: Tensor, rotate: Rotate | None, kept: Kept
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention to what is kept as it is, unfinished: a sum of values [B, Hq, 1, D], the highest score and the total of weights
+    under it, [B, Hq, 1]."""
+    groups = q.shape[1] // kept.k.shape[1]
+    pad = torch.nn.functional.pad
+    at = pad(positions, (0, 1)).expand(-1, kept.k.shape[1], -1).gather(-1, kept.slot)
+    k = kept.k if rotate is None else rotate(kept.k, at)
+    k, v = (side.float().repeat_interleave(groups, dim=1) for side in (k, kept.v))
+    scores = (q.float() @ k.mT)[:, :, 0] * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    shown = pad(seen, (0, 1)).gather(-1, kept.slot).repeat_interleave(groups, dim=1)
+    scores = scores.masked_fill(~shown, float("-inf"))
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.where(shown, (scores - top).exp(), 0.0)
+    return (weights[..., None] * v).sum(2, keepdim=True), top, weights.sum(-1, keepdim=True)

@@ -48,9 +48,9 @@ class FitCodebooks(Transform):
     tokens: int = 8192
     """So many of the texts are fitted to."""
     weighted: bool = True
-    soft: int = 4
-    steps: int = 6
-    passes: int = 2
+    soft: int = 3
+    steps: int = 5
+    passes: int = 1
     seed: int = 0
 
     looks: ClassVar[bool] = True

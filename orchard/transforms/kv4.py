@@ -1,7 +1,7 @@
 """Keys and values kept in four bits, in every layer: a quarter of the bytes of bfloat16 and a little for scales.
 
-With a file, key channels are moved and scaled by what texts say about them (`cache/codecs/int4.py`); where the file is there already
-and was fitted to this model, it is taken as it is. Without a file nothing is looked at. Nothing is trained.
+With a file, key channels are moved and scaled by what texts say about them (`cache/codecs/int4.py`); where the file is there
+already and was fitted to this model, it is taken as it is. Without a file nothing is looked at. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class KV4(Transform):
         any_model: Any = model
         whose = fingerprint(model)
         if self.file is not None and not Path(self.file).is_file():
-            found = samples_of(model, texts, tokens=self.tokens, skip=self.sinks, who="kv-int4", seed=self.seed, tell=tell)
+            found = samples_of(
+                model, texts, tokens=self.tokens, skip=self.sinks, who="kv-int4", seed=self.seed, tell=tell
+            )
             made = {
                 layer: {"middle": each.k.mean(1), "width": each.k.std(1).clamp_min(1e-6)}
                 for layer, each in found.items()

@@ -1,7 +1,7 @@
 """What the layers of a model keep on some texts: unrotated keys and values, and how much queries look at each channel.
 
-For whoever fits how keys and values are coded. All layers are seen in one pass over the texts; of each a limited number of tokens is
-kept, drawn alike for all layers. The first tokens of sequences are left out: their keys and values are unlike all others, and
+For whoever fits how keys and values are coded. All layers are seen in one pass over the texts; of each a limited number of tokens
+is kept, drawn alike for all layers. The first tokens of sequences are left out: their keys and values are unlike all others, and
 are kept as they are.
 
 Shapes: H key/value heads, N tokens, D head width, P = D/2 pairs.

@@ -17,9 +17,9 @@ from orchard.ops.vq import Codebooks
 def random_books(heads: int, rounds: int, words: int, dim: int, seed: int = 0) -> Codebooks:
     """With offsets and metrics, and codewords that shrink from round to round."""
     make = torch.Generator().manual_seed(seed)
-    shrink = 0.7 ** torch.arange(rounds)[None, :, None, None]
-    keys = torch.randn(heads, rounds, words, dim, generator=make) * shrink * 0.5
-    values = torch.randn(heads, 2 * rounds, words, dim, generator=make) * shrink.repeat_interleave(2, 1) * 0.4
+    shrink = 0.7 ** torch.arange(rounds)[None, :, None, None] * dim**-0.5
+    keys = torch.randn(heads, rounds, words, dim, generator=make) * shrink
+    values = torch.randn(heads, 2 * rounds, words, dim, generator=make) * shrink.repeat_interleave(2, 1)
     offsets = torch.randn(2, heads, dim, generator=make) * 0.3
     weight = torch.rand(heads, dim // 2, generator=make) + 0.2
     root = torch.randn(heads, dim, dim, generator=make) * dim**-0.5

@@ -5,8 +5,8 @@ texts), keys are moved and scaled channel by channel before they are rounded; wi
 a head is rounded between its least and its largest number: 16 levels, and two float16 beside them.
 
 What differs from KIVI: what channels need is fitted once to a model, not found anew in every group of 32 tokens, and every token
-has a scale of its own beside it. So a slot can be written by itself, and does not depend on how a prompt was cut into pieces. Keys
-are coded before they are rotated, where channels keep to themselves.
+has a scale of its own beside it. So a slot can be written by itself, and does not depend on how a prompt was cut into pieces.
+Keys are coded before they are rotated, where channels keep to themselves.
 """
 
 from __future__ import annotations

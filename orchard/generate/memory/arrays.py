@@ -46,7 +46,9 @@ def from_arrays(store: Store, arrays: dict[str, np.ndarray], name: str, capacity
         for role, parts in store.parts.items()
     }
     rows = {} if store.exact is None else store.exact.rows
-    exact = {role: _tensor(arrays[f"{name}.{role}.exact"], each, each.shape[:3]).to(device) for role, each in rows.items()}
+    exact = {
+        role: _tensor(arrays[f"{name}.{role}.exact"], each, each.shape[:3]).to(device) for role, each in rows.items()
+    }
     store.fill(held, positions.to(device), capacity)
     if store.exact is not None:
         store.exact.rows = exact
