@@ -24,6 +24,10 @@ from orchard.nn.attention.attention import Attention
 from orchard.transforms.base import Tell, silent
 
 
+WANTED = 64
+"""Tokens of a row that go through the whole model: nobody wants scores, but somebody must look at the last layer's keys."""
+
+
 @dataclass
 class Samples:
     """Of one layer."""
@@ -39,8 +43,8 @@ class _Seen:
     """A cache that keeps nothing for the model and something for us."""
 
     chosen: Tensor
-    k: dict[int, list[Tensor]] = field(default_factory=dict)
-    v: dict[int, list[Tensor]] = field(default_factory=dict)
+    k: dict[int, Tensor] = field(default_factory=dict)
+    v: dict[int, Tensor] = field(default_factory=dict)
     looks: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView:
@@ -48,11 +52,12 @@ class _Seen:
         heads = k.shape[1]
         for side, x in ((self.k, k), (self.v, v)):
             # To half at once: a model of 30 layers keeps much of a few thousand tokens.
-            side.setdefault(layer, []).append(x.transpose(1, 2)[self.chosen].transpose(0, 1).half().cpu())
+            side[layer] = x.transpose(1, 2)[self.chosen].transpose(0, 1).half().cpu()
 
         def watch(q: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> None:
             squares = q.float().unflatten(1, (heads, -1)).square().mean((0, 2, 3))
-            self.looks.setdefault(layer, []).append(sum(squares.chunk(2, dim=-1)).cpu())  # type: ignore[union-attr]
+            real, imaginary = squares.chunk(2, dim=-1)
+            self.looks.setdefault(layer, []).append((real + imaginary).cpu())
 
         return replace(plain.append(layer, k, v, rotate), watch=watch)
 
@@ -76,7 +81,8 @@ def samples_of(
             chosen = (batch.positions >= skip) & wanted.to(model.device)
             documents = None if batch.plain else batch.documents
             seen = _Seen(chosen)
-            model(batch.ids, Context(batch.positions, cache=seen, documents=documents, causal=batch.plain, wanted=1))
+            context = Context(batch.positions, cache=seen, documents=documents, causal=batch.plain, wanted=WANTED)
+            model(batch.ids, context)
             found.append(seen)
             tell((number + 1) / len(texts))
     finally:
