@@ -1,4 +1,4 @@
-"""Additive codes: what they mean, that they commute with rotations, that attention from codes is attention from what they stand for."""
+"""Additive codes: what they mean, that they commute with rotations, that attention from codes is attention to what they mean."""
 
 from __future__ import annotations
 
