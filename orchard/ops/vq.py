@@ -4,12 +4,13 @@
 A key of one head is seen as D/2 complex numbers (pair p: channels p and p + D/2, as `ops/rope.py` pairs them):
 
     key   = key_offset   + prescale · Σ_r (c_{r,A_r} + i · c_{r,B_r})     n complex codewords c a round, two indices a round
-    value = value_offset + prescale · Σ_r e_{r,code_r}                    m plain codewords e a round, one index a round
+    value = value_offset + prescale · Σ_r e_{r,code_r}                    m plain codewords e a round, one index a round, R_v even
 
 A rotation multiplies each pair by a unit complex number, so it may be done to codewords, or never (to the query instead).
-The n codewords stand for n² because their multiples by i come for free. Encoding is greedy, round by round, nearest in a metric
-that says which errors matter: a weight for each pair of a key (it commutes too), any positive matrix for a value. The prescale
-is one float16 a token and head, refitted by least squares after the codes are chosen.
+The n codewords stand for n² because their multiples by i come for free. Encoding is greedy, two indices at a time (A and B of
+a key's round, two rounds of a value), nearest in a metric that says which errors matter: a weight for each pair of a key (it
+commutes too), any positive matrix for a value. The prescale is one float16 a token and head, refitted by least squares after
+the codes are chosen.
 
 Shapes: B sequences, H key/value heads, T tokens, D head width, P = D/2 pairs, R rounds.
 """
@@ -54,6 +55,8 @@ class Codebooks:
             tensor = getattr(self, name)
             if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
                 raise ConfigError(f"codebooks: {name} is {tuple(tensor.shape)}, not {shape}", hint="fit them again")
+        if self.values.shape[1] % 2:
+            raise ConfigError(f"{self.values.shape[1]} rounds of values", hint="use an even number")
         for count in (n, m):
             if count & (count - 1) or not 2 <= count <= 256:
                 raise ConfigError(f"codebooks of {count} codewords", hint="use a power of two up to 256")
@@ -104,19 +107,26 @@ class Codebooks:
     def key_probes(self) -> tuple[Tensor, Tensor]:
         """What a residual is multiplied with [H, R, 2n, D], and what each pair (A, B) costs [H, R, n, n]."""
         weight = torch.cat([self.key_weight, self.key_weight], dim=-1)
-        words = self.key_words
-        probes = words * weight[:, None, None, :]
-        n = self.keys.shape[2]
-        half = (words * probes).sum(-1) / 2
-        # |c_A + i c_B|² / 2 = |c_A|²/2 + |c_B|²/2 + <c_A, i c_B>
-        cross = probes[:, :, :n] @ words[:, :, n:].transpose(-1, -2)
-        return probes, half[:, :, :n, None] + half[:, :, None, n:] + cross
+        return _probes(self.key_words, self.key_words * weight[:, None, None, :])
+
+    @cached_property
+    def value_words(self) -> Tensor:
+        """The codewords of two rounds side by side, as keys have them: [H, R_v/2, 2m, D]."""
+        return self.values.unflatten(1, (-1, 2)).flatten(2, 3)
 
     @cached_property
     def value_probes(self) -> tuple[Tensor, Tensor]:
-        """The same for values: [H, R_v, m, D] and [H, R_v, m]."""
-        probes = self.values @ self.value_metric[:, None]
-        return probes, (probes * self.values).sum(-1) / 2
+        """The same for values: [H, R_v/2, 2m, D] and [H, R_v/2, m, m]."""
+        words = self.value_words
+        return _probes(words, words @ self.value_metric[:, None])
+
+
+def _probes(words: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
+    n = words.shape[2] // 2
+    half = (words * probes).sum(-1) / 2
+    # |a + b|² / 2 = |a|²/2 + |b|²/2 + <a, b>
+    cross = probes[:, :, :n] @ words[:, :, n:].mT
+    return probes, half[:, :, :n, None] + half[:, :, None, n:] + cross
 
 
 def paired(x: Tensor) -> Tensor:
@@ -136,47 +146,24 @@ def turned(x: Tensor) -> Tensor:
 
 def encode_keys(books: Codebooks, k: Tensor) -> tuple[Tensor, Tensor]:
     """Unrotated keys [B, H, T, D] → codes uint8 [B, H, T, R, 2] (A and B of each round) and prescale float16 [B, H, T, 1]."""
-    x, shape = _by_head(k, books.key_offset)
-    norm = x.norm(dim=-1, keepdim=True)
-    probes, costs = books.key_probes
-    n = costs.shape[-1]
-    left, codes = x / norm.clamp_min(1e-12), []
-    for r in range(books.key_rounds):
-        dots = left @ probes[:, r].transpose(-1, -2)
-        best = _best_pair(dots[..., :n], dots[..., n:], costs[:, r])
-        pair = torch.stack([best // n, best % n], dim=-1)
-        left = left - _taken(books.key_words[:, r], pair[..., 0]) - _taken(books.key_words[:, r], pair[..., 1] + n)
-        codes.append(pair)
-    weight = torch.cat([books.key_weight, books.key_weight], dim=-1)[:, None, :]
-    made = torch.stack(codes, dim=2).to(torch.uint8)
-    return _back(made, shape), _back(_refitted(x, norm, left, left * weight, x * weight), shape)
+    return _encode(k, books.key_offset, books.key_words, *books.key_probes)
 
 
 def decode_keys(books: Codebooks, codes: Tensor, prescale: Tensor) -> Tensor:
     """Float32 [B, H, T, D], unrotated."""
-    n = books.keys.shape[2]
-    index = codes.long() + torch.tensor([0, n], device=codes.device)
-    return _sum_of(books.key_words, index.flatten(-2), 2) * prescale.float() + books.key_offset[:, None, :]
+    return _sum_of(books.key_words, codes) * prescale.float() + books.key_offset[:, None, :]
 
 
 def encode_values(books: Codebooks, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [B, H, T, D] → codes uint8 [B, H, T, R_v] and prescale float16 [B, H, T, 1]."""
-    x, shape = _by_head(v, books.value_offset)
-    norm = x.norm(dim=-1, keepdim=True)
-    probes, costs = books.value_probes
-    left, codes = x / norm.clamp_min(1e-12), []
-    for r in range(books.value_rounds):
-        best = (left @ probes[:, r].transpose(-1, -2) - costs[:, r, None, :]).argmax(-1)
-        left = left - _taken(books.values[:, r], best)
-        codes.append(best)
-    made = torch.stack(codes, dim=2).to(torch.uint8)
-    metric = books.value_metric
-    return _back(made, shape), _back(_refitted(x, norm, left, left @ metric, x @ metric), shape)
+    """Values [B, H, T, D] → codes uint8 [B, H, T, R_v] and prescale float16 [B, H, T, 1]. Rounds are chosen two at a time."""
+    codes, prescale = _encode(v, books.value_offset, books.value_words, *books.value_probes)
+    return codes.flatten(-2), prescale
 
 
 def decode_values(books: Codebooks, codes: Tensor, prescale: Tensor) -> Tensor:
     """Float32 [B, H, T, D]."""
-    return _sum_of(books.values, codes.long(), 1) * prescale.float() + books.value_offset[:, None, :]
+    made = _sum_of(books.value_words, codes.unflatten(-1, (-1, 2)))
+    return made * prescale.float() + books.value_offset[:, None, :]
 
 
 def packed(indices: Tensor, bits: int) -> Tensor:
@@ -206,14 +193,29 @@ def unpacked(data: Tensor, bits: int, count: int) -> Tensor:
 # Inside ---------------------------------------------------------------------------------------------------------------
 
 
-def _by_head(x: Tensor, offset: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """[B, H, T, D] → [H, B·T, D] in float32 without its offset."""
-    batch, _, tokens, _ = x.shape
-    return x.float().transpose(0, 1).flatten(1, 2) - offset[:, None, :], (batch, tokens)
-
-
-def _back(x: Tensor, shape: tuple[int, int]) -> Tensor:
-    return x.unflatten(1, shape).transpose(0, 1)
+def _encode(x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy: in each round the pair (A, B) whose codewords leave least, in the metric that probes and costs carry."""
+    shape, n = (x.shape[0], x.shape[2]), costs.shape[-1]
+    x = x.float().transpose(0, 1).flatten(1, 2) - offset[:, None, :]  # [H, B·T, D]
+    norm = x.norm(dim=-1, keepdim=True)
+    unit = x / norm.clamp_min(1e-12)
+    left, codes = unit, []
+    overlap, energy = torch.zeros_like(norm), torch.zeros_like(norm)
+    made = torch.zeros_like(unit)
+    for r in range(words.shape[1]):
+        dots = left @ probes[:, r].mT
+        best = _best_pair(dots[..., :n], dots[..., n:], costs[:, r])
+        pair = torch.stack([best // n, best % n + n], dim=-1)
+        word, probe = (_taken(each[:, r], pair) for each in (words, probes))
+        # What the least-squares prescale needs: <unit, made> and <made, made> in the metric.
+        overlap = overlap + (unit * probe).sum(-1, keepdim=True)
+        energy = energy + ((2 * made + word) * probe).sum(-1, keepdim=True)
+        made, left = made + word, left - word
+        codes.append(pair)
+    best_norm = norm * overlap / energy.clamp_min(1e-12)
+    prescale = torch.where(best_norm > 0, best_norm, norm).clamp_max(65504.0).to(torch.float16)
+    indices = torch.stack(codes, dim=2) - torch.tensor([0, n], device=x.device)
+    return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))
 
 
 def _best_pair(a: Tensor, b: Tensor, costs: Tensor) -> Tensor:
@@ -225,25 +227,18 @@ def _best_pair(a: Tensor, b: Tensor, costs: Tensor) -> Tensor:
     return torch.cat(pieces, dim=1)
 
 
-def _taken(words: Tensor, index: Tensor) -> Tensor:
-    """words [H, n, D], index [H, N] → [H, N, D]."""
-    return words.gather(1, index[..., None].expand(-1, -1, words.shape[-1]))
+def _taken(words: Tensor, pair: Tensor) -> Tensor:
+    """words [H, 2n, D], pair [H, N, 2] → the sum of both [H, N, D]."""
+    index = pair.flatten(1, 2)[..., None].expand(-1, -1, words.shape[-1])
+    return words.gather(1, index).unflatten(1, (-1, 2)).sum(2)
 
 
-def _refitted(x: Tensor, norm: Tensor, left: Tensor, weighted: Tensor, weighted_x: Tensor) -> Tensor:
-    """The prescale that makes prescale · (x/norm - left) nearest to x in the metric; the norm where nothing better is found."""
-    unit, weighted_unit = x / norm.clamp_min(1e-12), weighted_x / norm.clamp_min(1e-12)
-    made, weighted_made = unit - left, weighted_unit - weighted
-    best = (weighted_made * x).sum(-1, keepdim=True) / (weighted_made * made).sum(-1, keepdim=True).clamp_min(1e-12)
-    return torch.where(best > 0, best, norm).clamp_max(65504.0).to(torch.float16)
-
-
-def _sum_of(words: Tensor, index: Tensor, a_round: int) -> Tensor:
-    """words [H, R, n, D], index [B, H, T, R · a_round] → their sum [B, H, T, D], a round at a time."""
-    total: Tensor | None = None
+def _sum_of(words: Tensor, codes: Tensor) -> Tensor:
+    """words [H, R, 2n, D], codes [B, H, T, R, 2] → their sum [B, H, T, D], a round at a time."""
     heads = torch.arange(words.shape[0], device=words.device)[None, :, None]
-    for j in range(index.shape[-1]):
-        some = words[heads, j // a_round, index[..., j]]
-        total = some if total is None else total + some
-    assert total is not None
+    n = words.shape[2] // 2
+    total = torch.zeros(*codes.shape[:3], words.shape[-1], device=words.device)
+    for r in range(words.shape[1]):
+        some = codes[..., r, :].long()
+        total = total + words[heads, r, some[..., 0]] + words[heads, r, some[..., 1] + n]
     return total
