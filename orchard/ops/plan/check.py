@@ -180,6 +180,7 @@ class _Check:
         self.must(spec.dim % 2 == 0 and spec.dim <= codes.WIDEST, f"codes of {spec.dim} channels")
         for rounds in (books.key_rounds, books.value_rounds):
             self.count(rounds, "rounds", codes.MOST_ROUNDS)
+        self.must(books.value_rounds % 2 == 0, f"{books.value_rounds} rounds of values")
         for words in (books.key_words, books.value_words):
             self.count(words, "codewords", codes.MOST_WORDS, least=2)
             self.must(words & (words - 1) == 0, f"{words} codewords")

@@ -60,33 +60,38 @@ float fitted(const float* weighted, const float* made, const float* x, int dim, 
     return best > 0 ? best : norm;
 }
 
+// The pair with the largest with_a[A] + with_b[B] - cost[A][B].
+void best_pair(const float* with_a, const float* with_b, const float* costs, int n, uint8_t* pair) {
+    float most = -INFINITY;
+    pair[0] = pair[1] = 0;
+    for (int a = 0; a < n; a++) {
+        const float* cost = costs + (size_t)a * n;
+        float here = -INFINITY;
+        for (int b = 0; b < n; b++) here = with_b[b] - cost[b] > here ? with_b[b] - cost[b] : here;
+        if (!(with_a[a] + here > most)) continue;
+        int b = 0;
+        while (b < n - 1 && with_b[b] - cost[b] != here) b++;
+        most = with_a[a] + here, pair[0] = a, pair[1] = b;
+    }
+}
+
 void put_key(const VqBooks& b, int head, const float* k, uint8_t* row) {
     const int dim = b.dim, half = dim / 2, n = b.key_words;
-    float x[VQ_MOST_DIM], left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM], turned[VQ_MOST_DIM];
+    float x[VQ_MOST_DIM] = {}, left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM], turned[VQ_MOST_DIM];
     float with_a[256], with_b[256];
     uint8_t indices[2 * VQ_MOST_ROUNDS];
     const float norm = normalised(k, b.key_offset + (size_t)head * dim, dim, x, left), *weight = b.key_weight + (size_t)head * half;
     std::memcpy(unit, left, sizeof(float) * dim);
     for (int r = 0; r < b.key_rounds; r++) {
-        const float* words = b.keys + ((size_t)head * b.key_rounds + r) * n * dim;
-        const float* costs = b.key_costs.data() + ((size_t)head * b.key_rounds + r) * n * n;
+        const size_t round = (size_t)head * b.key_rounds + r;
+        const float* words = b.keys + round * n * dim;
         for (int p = 0; p < half; p++) {
             weighted[p] = left[p] * weight[p], weighted[half + p] = left[half + p] * weight[p];
-            turned[p] = weighted[half + p], turned[half + p] = -weighted[p];  // times -i: what i c gives with `weighted`, c gives with it
+            turned[p] = weighted[half + p], turned[half + p] = -weighted[p];  // times -i: c gives with it what i c gives with `weighted`
         }
         for (int j = 0; j < n; j++) with_a[j] = dot(words + (size_t)j * dim, weighted, dim), with_b[j] = dot(words + (size_t)j * dim, turned, dim);
-        int a = 0, other = 0;
-        float most = -INFINITY;
-        for (int i = 0; i < n; i++) {
-            const float* cost = costs + i * n;
-            float here = -INFINITY;
-            for (int j = 0; j < n; j++) here = with_b[j] - cost[j] > here ? with_b[j] - cost[j] : here;
-            if (!(with_a[i] + here > most)) continue;
-            most = with_a[i] + here, a = i, other = 0;
-            while (other < n - 1 && with_b[other] - cost[other] != here) other++;
-        }
-        indices[2 * r] = a, indices[2 * r + 1] = other;
-        const float *first = words + (size_t)a * dim, *second = words + (size_t)other * dim;
+        best_pair(with_a, with_b, b.key_costs.data() + round * n * n, n, indices + 2 * r);
+        const float *first = words + (size_t)indices[2 * r] * dim, *second = words + (size_t)indices[2 * r + 1] * dim;
         for (int p = 0; p < half; p++) {
             left[p] -= first[p] - second[half + p];
             left[half + p] -= first[half + p] + second[p];
@@ -97,23 +102,21 @@ void put_key(const VqBooks& b, int head, const float* k, uint8_t* row) {
     put_prescale(row + b.key_bytes() - 2, fitted(weighted, unit, x, dim, norm));
 }
 
+// Two rounds at a time, as the two indices of a key's round.
 void put_value(const VqBooks& b, int head, const float* v, uint8_t* row) {
     const int dim = b.dim, m = b.value_words;
-    float x[VQ_MOST_DIM], left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM];
+    float x[VQ_MOST_DIM] = {}, left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM];
+    float with_a[256], with_b[256];
     uint8_t indices[VQ_MOST_ROUNDS];
     const float norm = normalised(v, b.value_offset + (size_t)head * dim, dim, x, left), *metric = b.value_metric + (size_t)head * dim * dim;
     std::memcpy(unit, left, sizeof(float) * dim);
-    for (int r = 0; r < b.value_rounds; r++) {
-        const size_t round = ((size_t)head * b.value_rounds + r) * m;
-        const float *words = b.values + round * dim, *probes = b.value_probes.data() + round * dim, *costs = b.value_costs.data() + round;
-        int best = 0;
-        float most = -INFINITY;
-        for (int j = 0; j < m; j++) {
-            const float here = dot(probes + (size_t)j * dim, left, dim) - costs[j];
-            if (here > most) most = here, best = j;
-        }
-        indices[r] = best;
-        for (int c = 0; c < dim; c++) left[c] -= words[(size_t)best * dim + c];
+    for (int r = 0; r < b.value_rounds; r += 2) {
+        const size_t round = (size_t)head * b.value_rounds + r;
+        const float *words = b.values + round * m * dim, *probes = b.value_probes.data() + round * m * dim;
+        for (int j = 0; j < m; j++) with_a[j] = dot(probes + (size_t)j * dim, left, dim), with_b[j] = dot(probes + (size_t)(m + j) * dim, left, dim);
+        best_pair(with_a, with_b, b.value_costs.data() + round / 2 * m * m, m, indices + r);
+        const float *first = words + (size_t)indices[r] * dim, *second = words + (size_t)(m + indices[r + 1]) * dim;
+        for (int c = 0; c < dim; c++) left[c] -= first[c] + second[c];
     }
     for (int c = 0; c < dim; c++) unit[c] -= left[c];
     for (int c = 0; c < dim; c++) weighted[c] = dot(metric + (size_t)c * dim, unit, dim);
@@ -189,13 +192,20 @@ void VqBooks::prepare() {
                 key_costs[((size_t)at * n + i) * n + j] = norms[i] + norms[j] + dot(weighted.data(), words + (size_t)j * dim, dim);
         }
     }
-    value_costs.resize((size_t)heads * value_rounds * m);
+    value_costs.resize((size_t)heads * value_rounds / 2 * m * m);
     value_probes.resize((size_t)heads * value_rounds * m * dim);
     for (int at = 0; at < heads * value_rounds * m; at++) {
         const float *word = values + (size_t)at * dim, *metric = value_metric + (size_t)(at / (value_rounds * m)) * dim * dim;
-        float* probe = value_probes.data() + (size_t)at * dim;
-        for (int c = 0; c < dim; c++) probe[c] = dot(metric + (size_t)c * dim, word, dim);
-        value_costs[at] = dot(probe, word, dim) / 2;
+        for (int c = 0; c < dim; c++) value_probes[(size_t)at * dim + c] = dot(metric + (size_t)c * dim, word, dim);
+    }
+    for (int two = 0; two < heads * value_rounds / 2; two++) {
+        const float *words = values + (size_t)two * 2 * m * dim, *probes = value_probes.data() + (size_t)two * 2 * m * dim;
+        std::vector<float> norms(2 * m);
+        for (int j = 0; j < 2 * m; j++) norms[j] = dot(probes + (size_t)j * dim, words + (size_t)j * dim, dim) / 2;
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < m; j++)
+                value_costs[((size_t)two * m + i) * m + j] =
+                    norms[i] + norms[m + j] + dot(probes + (size_t)i * dim, words + (size_t)(m + j) * dim, dim);
     }
     value_rows = values;
     if (columns != dim) {

@@ -1,7 +1,7 @@
 // Stores whose slots are sums of codewords (CommVQ; orchard/ops/vq.py says what the codes mean and has the plain twin).
 //
 //   key   = key_offset   + prescale * sum over rounds of (c[A] + i c[B])    dim / 2 complex numbers: channels p and p + dim / 2
-//   value = value_offset + prescale * sum over rounds of e[code]
+//   value = value_offset + prescale * sum over rounds of e[code]            an even number of rounds
 //
 // A slot of a head is a row of bytes: the indices (index j begins at bit j * bits, lowest bit first; keys: A, B of the first round,
 // then of the next), and the prescale as float16. Rows of keys are in `Store::k`, of values in `Store::v`: [heads][capacity][row].
@@ -35,7 +35,7 @@ struct VqBooks {
     const float* key_weight = nullptr;    // [heads][dim / 2]
     const float* value_metric = nullptr;  // [heads][dim][dim]
 
-    std::vector<float> key_costs, value_costs;    // what choosing a word costs: [heads][rounds][words][words], [heads][rounds][words]
+    std::vector<float> key_costs, value_costs;    // of a pair of words: [heads][rounds][words][words]; values: of two rounds each
     std::vector<float> value_probes;              // codewords of values times the metric
     std::vector<int16_t> steps;                   // codewords of keys in whole units: [heads][rounds][words][2][lanes]
     std::vector<float> unit, inverse, offset;     // [heads][2][lanes]: the units, one over them, offsets of keys in units
