@@ -51,7 +51,7 @@ class Coded(Configurable, Codec):
         self.config = cfg
         self.books = random_books(HEADS, DIM, (4, 6), (16, 8), cfg.seed)
 
-    def native_books(self) -> Books:
+    def native_books(self, heads: int, dim: int) -> Books:
         return Books.of(self.books, self.config.exact)
 
     def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
