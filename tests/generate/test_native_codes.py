@@ -7,72 +7,39 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from orchard.cache.codecs.base import Codec, Parts, Role
+from orchard.cache.codecs import CommVQ
 from orchard.cache.policies import Window
 from orchard.cache.store import Store
-from orchard.core.config import BaseConfig, Configurable, config
 from orchard.core.errors import BadFile
 from orchard.generate.lowering import lower
 from orchard.generate.native import NativeRunner
 from orchard.generate.protocol import Use
 from orchard.models.language.decoder import Decoder
-from orchard.ops import vq
 from orchard.ops.kernels.native import library, why_not
 from orchard.ops.plan import steps
 from orchard.ops.plan.check import check
-from orchard.ops.plan.codes import Books
 from orchard.ops.plan.file import from_json, to_json
 from orchard.ops.plan.reference import Reference
+from tests.cache.vq_files import file_for
 from tests.generate.test_native_exact import ids_of, read
 from tests.generate.test_native_runner import cached, small
-from tests.ops.test_vq_kernels import random_books
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not())
 
-HEADS, DIM = 2, 16
+HEADS, DIM, ROUNDS, WORDS = 2, 16, 4, 16
 LEVELS = (0, 1)
 
 
-class Coded(Configurable, Codec):
-    """Codes in torch and natively, of random codebooks. `exact` tokens stay as they are in the native form alone."""
-
-    native = "vq"
-    before_rotation = True
-
-    @config
-    class Config(BaseConfig):
-        seed: int = 0
-        exact: int = 0
-
-    def __init__(self, cfg: Config) -> None:
-        self.config = cfg
-        self.books = random_books(HEADS, DIM, (4, 6), (16, 8), cfg.seed)
-
-    def native_books(self, heads: int, dim: int) -> Books:
-        return Books.of(self.books, self.config.exact)
-
-    def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"codes": ((8,), torch.uint8), "prescale": ((1,), torch.float16)}
-
-    def encode(self, x: Tensor, role: Role) -> Parts:
-        codes, prescale = (vq.encode_keys if role == "k" else vq.encode_values)(self.books, x)
-        codes = codes.flatten(-2) if role == "k" else torch.nn.functional.pad(codes, (0, 2))
-        return {"codes": codes, "prescale": prescale}
-
-    def decode(self, parts: Parts, role: Role, dtype: torch.dtype) -> Tensor:
-        if role == "k":
-            return vq.decode_keys(self.books, parts["codes"].unflatten(-1, (4, 2)), parts["prescale"]).to(dtype)
-        return vq.decode_values(self.books, parts["codes"][..., :6], parts["prescale"]).to(dtype)
+def codes(layer: int = 0, sinks: int = 3) -> CommVQ.Config:
+    file = file_for(HEADS, ROUNDS, WORDS, DIM)
+    return CommVQ.Config(file=file, model="a test", layer=layer, rounds=ROUNDS, words=WORDS, sinks=sinks)
 
 
-def model(exact: int = 0, **more: Any) -> Decoder:
-    """A layer of codes, one that reads its store, and one of other codes."""
-    owned = Store.Config(codec=Coded.Config(exact=exact))
+def model(sinks: int = 3, **more: Any) -> Decoder:
+    """A layer of codes, one that reads its store, and one more of codes."""
     return small(
-        owned, Store.Config(owner=0, codec=Coded.Config()), Store.Config(codec=Coded.Config(seed=1, exact=exact)), **more
+        Store.Config(codec=codes(0, sinks)), Store.Config(owner=0), Store.Config(codec=codes(1, sinks)), **more
     )
 
 
@@ -96,19 +63,19 @@ def test_natively_as_in_torch(level: int) -> None:
 def test_the_first_tokens_stay_as_they_are() -> None:
     """Against the plain twin of the plan, which knows about them too."""
     ids = ids_of(96, 24)
-    plan = lower(model(exact=5))
+    plan = lower(model(sinks=5))
     native = NativeRunner(plan, threads=1)
     twin = Reference(plan, sequences=1, length=32)
     rows = np.arange(len(ids))
     wanted = twin.run(np.array(ids), np.zeros(len(ids), int), rows, rows)
     near(native.scores(ids), wanted)
-    coded = lower(model())
+    coded = lower(model(sinks=0))
     assert np.abs(NativeRunner(coded, threads=1).scores(ids)[:5] - wanted[:5]).max() > 1e-2
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_cuts_and_copies_change_nothing(level: int) -> None:
-    native = NativeRunner(lower(model(exact=3, window=50)), threads=2, level=level)
+    native = NativeRunner(lower(model(sinks=3, window=50)), threads=2, level=level)
     ids = ids_of(96, 200)
     whole = read(native, ids, [])
     first = whole.first().copy()
@@ -127,22 +94,22 @@ def test_cuts_and_copies_change_nothing(level: int) -> None:
 
 
 def test_bytes_are_those_of_the_codes() -> None:
-    native = NativeRunner(lower(model(exact=3)), threads=1)
+    native = NativeRunner(lower(model(sinks=3)), threads=1)
     stores = native.program.stores(1, 4096)
-    codes = -(-4 * 2 * 4 // 8) + -(-6 * 3 // 8) + 2 * 2
-    assert stores.bytes(2048) - stores.bytes(1024) == 1024 * HEADS * codes * 2
-    assert stores.bytes(32) == 32 * HEADS * codes * 2 + 2 * 3 * 2 * HEADS * DIM * 4
+    slot = 2 * (ROUNDS + 2)  # two indices of 4 bits a round, two rounds of values a byte; a prescale each
+    assert stores.bytes(2048) - stores.bytes(1024) == 1024 * HEADS * slot * 2
+    assert stores.bytes(32) == 32 * HEADS * slot * 2 + 2 * 3 * 2 * HEADS * DIM * 4
 
 
 def test_a_plan_with_codebooks_goes_through_its_file() -> None:
-    plan = lower(model(exact=3))
+    plan = lower(model(sinks=3))
     again = from_json(to_json(plan), plan.tensors)
     assert again.stores == plan.stores and again.stores[0].books is not None
 
 
 def test_what_has_no_native_form_runs_in_torch() -> None:
-    windowed = small(Store.Config(codec=Coded.Config(), policy=Window.Config(window=8)), Store.Config())
-    tree = small(Store.Config(codec=Coded.Config()), Store.Config()).config.clone()
+    windowed = small(Store.Config(codec=codes(), policy=Window.Config(window=8)), Store.Config())
+    tree = small(Store.Config(codec=codes()), Store.Config()).config.clone()
     tree.stack.layers[0].mixer.rotary.fraction = 0.5
     for made in (windowed, tree.build()):
         plan = lower(made)
