@@ -1,79 +1,17 @@
 #include "kept.h"
 
-#include <cmath>
-#include <initializer_list>
 #include <system_error>
 #include <thread>
 
+#include "kept_slots.h"
+
 namespace orchard {
-
-void attention_put(const Store& store, int head, int slot, const float* k, const float* v);  // attention.cpp
-
 namespace {
 
 constexpr int GRAIN = 32;  // capacities are multiples of it
 
 int rounded(int slots) { return (slots + GRAIN - 1) / GRAIN * GRAIN; }
 size_t element_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1; }
-
-float from_bf16(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-template <class Element, class Convert>
-void read_pairs(const Store& s, int slot, float* k, float* v, const Convert& key_of, const Convert& value_of) {
-    const Element* key = (const Element*)s.k + (size_t)(slot / 16) * s.width * 16 + slot % 16 * 2;
-    const Element* value = (const Element*)s.v + (size_t)(slot / 2) * s.width * 2 + slot % 2;
-    for (int c = 0; k && c < s.dim; c++) k[c] = key_of(key[c / 2 * 32 + c % 2]);
-    for (int c = 0; v && c < s.dim; c++) v[c] = value_of(value[c * 2]);
-}
-
-// One slot of the only head of a store, as attention_put of attention.cpp wrote it.
-void read_slot(const Store& s, int slot, float* k, float* v) {
-    if (s.codec == Codec::BF16) return read_pairs<uint16_t>(s, slot, k, v, from_bf16, from_bf16);
-    if (s.codec == Codec::INT8) {
-        struct Times {
-            float scale;
-            float operator()(int8_t code) const { return scale * (float)code; }
-        };
-        return read_pairs<int8_t>(s, slot, k, v, Times{s.k_scale[slot]}, Times{s.v_scale[slot]});
-    }
-    const float *key = (const float*)s.k + (size_t)(slot / 16) * s.width * 16 + slot % 16, *value = (const float*)s.v + (size_t)slot * s.width;
-    for (int c = 0; k && c < s.dim; c++) k[c] = key[c * 16];
-    if (v) std::memcpy(v, value, s.dim * sizeof(float));
-}
-
-// Cosines and sines of turns by whole positions, each made when it is first asked for.
-class Turns {
-  public:
-    explicit Turns(const RotarySpec* rotary) : rotary_(rotary) {}
-    void operator()(float* key, int by) {
-        if (!rotary_ || by == 0) return;
-        const size_t place = by > 0 ? 2 * (size_t)by - 1 : 2 * (size_t)-by;
-        if (place >= tables_.size()) tables_.resize(place + 1);
-        std::vector<float>& table = tables_[place];
-        const int half = rotary_->half;
-        if (table.empty()) {
-            table.resize(2 * half);
-            for (int i = 0; i < half; i++) {
-                const double angle = (double)by * rotary_->frequencies[i];
-                table[i] = (float)std::cos(angle), table[half + i] = (float)std::sin(angle);
-            }
-        }
-        for (int i = 0; i < half; i++) {
-            const float low = key[i], high = key[i + half];
-            key[i] = low * table[i] - high * table[half + i];
-            key[i + half] = high * table[i] + low * table[half + i];
-        }
-    }
-
-  private:
-    const RotarySpec* rotary_;
-    std::vector<std::vector<float>> tables_;
-};
 
 }  // namespace
 
@@ -108,6 +46,7 @@ std::vector<Kept::Area> Kept::arrange(const int32_t* budgets, int scratch, const
         const size_t bytes = (size_t)area.slots * area.width * element_bytes(spec.codec);
         const size_t scales = spec.codec == Codec::INT8 ? (size_t)area.slots * 4 : 0;
         area.k = take(bytes), area.v = take(bytes), area.k_scale = take(scales), area.v_scale = take(scales);
+        area.moved = take((size_t)area.slots * 4);
         area.end = total;
         int held = 0;
         for (int head = 0; counts && head < spec.heads; head++) held += counts[heads_before + head];
@@ -133,6 +72,10 @@ Store Kept::view(const Area& area, const Head& head, const StoreSpec& spec, uint
     view.k_scale = reinterpret_cast<float*>(memory + area.k_scale) + (spec.codec == Codec::INT8 ? head.slot : 0);
     view.v_scale = reinterpret_cast<float*>(memory + area.v_scale) + (spec.codec == Codec::INT8 ? head.slot : 0);
     return view;
+}
+
+int32_t* Kept::moved(const Area& area, const Head& head, uint8_t* memory) const {
+    return reinterpret_cast<int32_t*>(memory + area.moved) + head.slot;
 }
 
 Store Kept::view(int store, int head) const {
@@ -167,6 +110,9 @@ int Kept::room() const {
 
 bool Kept::keep(int tokens) {
     if (tokens < 0 || tokens > room()) return false;
+    for (const Area& area : areas_)
+        for (const Head& head : area.heads)
+            std::memset(moved(area, head, memory_.as<uint8_t>()) + tokens_ - head.base, 0, (size_t)tokens * 4);
     tokens_ += tokens;
     return true;
 }
@@ -184,16 +130,19 @@ bool Kept::back(int tokens) {
 void Kept::move(int store, const Area& from, uint8_t* read, const Area& to, uint8_t* write, const int32_t* slots, int shift) const {
     const StoreSpec& spec = plan_.stores[store];
     std::vector<float> key(spec.dim), value(spec.dim);
-    Turns turn(rotaries_[store]);
+    Turns turn(rotaries_[store], spec.codec);
     for (size_t head = 0; head < to.heads.size(); head++) {
         const Store source = view(from, from.heads[head], spec, read), target = view(to, to.heads[head], spec, write);
+        const int32_t* before = moved(from, from.heads[head], read);
+        int32_t* after = moved(to, to.heads[head], write);
         const int count = tokens_ + shift - to.heads[head].base;
         for (int place = 0; place < count; place++) {  // a slot never moves up: in place, nothing is overwritten before it is read
             const int slot = slots[place], by = to.heads[head].base + place - from.heads[head].base - slot;
             if (source.k == target.k && slot == place && by == 0) continue;
             read_slot(source, slot, key.data(), value.data());
-            turn(key.data(), by);
-            attention_put(target, 0, place, key.data(), value.data());
+            turn(key.data(), before[slot], before[slot] + by);
+            after[place] = before[slot] + by;
+            write_slot(source, slot, target, place, key.data(), value.data(), turn.half());
         }
         slots += count;
     }
@@ -264,6 +213,7 @@ void Kept::pieces(const Visit& visit) const {
             const Store here = view((int)store, (int)head);
             const size_t slots = rounded(count((int)store, (int)head)), slot_bytes = here.width * element_bytes(here.codec);
             visit(here.k, slots * slot_bytes), visit(here.v, slots * slot_bytes);
+            visit(reinterpret_cast<uint8_t*>(moved(areas_[store], areas_[store].heads[head], memory_.as<uint8_t>())), slots * 4);
             if (here.codec != Codec::INT8) continue;
             visit(reinterpret_cast<uint8_t*>(here.k_scale), slots * 4), visit(reinterpret_cast<uint8_t*>(here.v_scale), slots * 4);
         }
@@ -274,7 +224,7 @@ size_t Kept::bytes(const int32_t* counts) const {
     for (const StoreSpec& spec : plan_.stores)
         for (int head = 0; head < spec.heads; head++, counts++) {
             const size_t scales = spec.codec == Codec::INT8 ? 4 : 0;
-            total += 2 * (size_t)rounded(*counts) * (rounded(spec.dim) * element_bytes(spec.codec) + scales);
+            total += (size_t)rounded(*counts) * (2 * (rounded(spec.dim) * element_bytes(spec.codec) + scales) + 4);
         }
     return total;
 }

@@ -5,6 +5,10 @@
 // has forgotten more than another, are not there (`base`). Forgetting moves what stays to the front and turns keys by the difference
 // of their positions, so that a conversation may be longer than the positions a model was trained for.
 //
+// Keys are turned often, a little each time, and rounded each time. A turn that is smaller than the rounding would be lost again and
+// again, so a pair of channels waits until enough of them have come together: how far a key has moved in all is known (`moved`), and
+// each pair is turned for it in whole steps that its rounding can hold. No pair is ever off by more than half of such a step.
+//
 // The memory of a store is fixed by its budget: heads × (budget + block) slots, and `scratch` more for rows that look and are not kept.
 // Heads may share it as they need, as long as their sum fits.
 #pragma once
@@ -49,12 +53,13 @@ class Kept {
         int capacity, base;
     };
     struct Area {
-        size_t k, v, k_scale, v_scale, end;  // offsets in memory
+        size_t k, v, k_scale, v_scale, moved, end;  // offsets in memory
         int budget, slots, width;
         std::vector<Head> heads;
     };
     std::vector<Area> arrange(const int32_t* budgets, int scratch, const int32_t* counts) const;
     Store view(const Area& area, const Head& head, const StoreSpec& spec, uint8_t* memory) const;
+    int32_t* moved(const Area& area, const Head& head, uint8_t* memory) const;
     void move(int store, const Area& from, uint8_t* read, const Area& to, uint8_t* write, const int32_t* slots, int shift) const;
     template <class Visit> void pieces(const Visit& visit) const;
 
