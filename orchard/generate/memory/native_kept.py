@@ -1,8 +1,8 @@
 """A budgeted sequence on the native engine: what `protocol.Kept` asks for, over a `NativeRunner`.
 
-Scores that need queries come from running tokens a second time: those of a probe, which look and are not kept, or, for "snap", the
-last ones read. Keys are kept rotated and are turned when they get other places, so each time of forgetting rounds those that move once
-more, in whatever the store keeps them as.
+Scores that need queries come from running tokens once more: those of a probe, which look and are not kept, or, for "snap", the last
+ones read. Keys are kept rotated, as the engine's kernels want them, and are turned when they get other places. Each turn rounds
+once more in what the store keeps; kernels/native/kept.h says how that is held small.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ class NativeKept:
         stores: Stores | None = None,
         sequence: int = 0,
     ) -> None:
-        """`newest`: so many of the last tokens always stay (None: as the scoring says). `budgets`: by layer that has a store, from
-        the beginning on. `stores`: where this is one `sequence` among others; its own otherwise."""
+        """`newest`: so many of the last tokens always stay (None: as the scoring says). `budgets`: by layer that has a store,
+        from the beginning on. `stores`: where this is one `sequence` among others; its own otherwise."""
         if block < 1 or sinks < 0 or (newest or 0) < 0:
-            raise ConfigError(f"{sinks} sinks, {newest} newest and blocks of {block}", hint="use none or more, blocks ≥ 1")
+            raise ConfigError(
+                f"{sinks} sinks, {newest} newest and blocks of {block}", hint="use none or more, blocks ≥ 1"
+            )
         if scoring not in get_args(Scoring) or heads not in ("uniform", "flat"):
             raise ConfigError(
                 f"no scoring {scoring!r} with {heads!r} heads",
@@ -222,7 +224,9 @@ class NativeKept:
         if ids.ndim != 1 or not len(ids):
             raise UsageError("no tokens to read", hint="give at least one token id")
         if ids.min() < 0 or ids.max() >= self.runner.plan.vocab:
-            raise UsageError("a token id is outside the vocabulary", hint="encode the text with this model's own tokenizer")
+            raise UsageError(
+                "a token id is outside the vocabulary", hint="encode the text with this model's own tokenizer"
+            )
         return ids.astype(np.int32)
 
     def _store_of(self, layer: int) -> int:

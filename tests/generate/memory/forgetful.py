@@ -1,5 +1,5 @@
-"""What a sequence under a budget must compute, by the model's own modules in torch: keys and values are handed to attention as they
-are kept, head by head, and what new tokens see and look at is worked out from them."""
+"""What a sequence under a budget must compute, by the model's own modules in torch: keys and values are handed to attention as
+they are kept, head by head, and what new tokens see and look at is worked out from them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Handed:
 
     def _padded(self, parts: Sequence[np.ndarray]) -> Tensor:
         """[1, H, tokens, D]: heads that have forgotten more begin with zeros."""
-        return torch.stack(
-            [torch.from_numpy(np.pad(part, ((self.tokens - len(part), 0), (0, 0)))) for part in parts]
-        )[None]
+        return torch.stack([torch.from_numpy(np.pad(part, ((self.tokens - len(part), 0), (0, 0)))) for part in parts])[
+            None
+        ]
 
     def _watch(
         self, layer: int, q: Tensor, k: Tensor, mask: Tensor | None, scale: float, softcap: float | None

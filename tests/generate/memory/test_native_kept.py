@@ -1,4 +1,4 @@
-"""A native sequence under a budget against the model's own modules over the same keys and values, and against its own promises."""
+"""A native sequence under a budget against the model's own modules over the same keys and values, and its own promises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ VOCAB = 61
 EXACT = {"f32": 2e-4, "bf16": 2e-3, "int8": 2e-3}
 
 
-def tiny(codec: str = "f32", *, window: int | None = None, softcap: float | None = None, shared: bool = False) -> Decoder:
+def tiny(
+    codec: str = "f32", *, window: int | None = None, softcap: float | None = None, shared: bool = False
+) -> Decoder:
     """Three layers; the last reads what the second keeps where keys and values are shared."""
     torch.manual_seed(5)
 
@@ -38,7 +40,9 @@ def tiny(codec: str = "f32", *, window: int | None = None, softcap: float | None
 
     layers = [
         Block.Config(
-            mixer=Attention.Config(heads=6, kv_heads=2, head_dim=16, store=store(layer), window=window, softcap=softcap),
+            mixer=Attention.Config(
+                heads=6, kv_heads=2, head_dim=16, store=store(layer), window=window, softcap=softcap
+            ),
             mlp=GatedMLP.Config(hidden_dim=32),
         )
         for layer in range(3)
@@ -216,7 +220,9 @@ def test_many_small_turns_add_up(codec: str, step: float) -> None:
     before = kept._kept.read(0)
     for turn in range(50):
         kept.read(some(1, seed=turn))
-        kept._kept.compact([np.arange(1, 61, dtype=np.int32) for _ in kept._kept.counts])  # all others move by one place
+        kept._kept.compact(
+            [np.arange(1, 61, dtype=np.int32) for _ in kept._kept.counts]
+        )  # all others move by one place
     for old, now in zip(before, kept._kept.read(0), strict=True):
         exact = turned(old[50:], np.full(10, -50))
         error = np.abs(now[:10] - exact) / np.abs(exact).max(1, keepdims=True) / step
@@ -291,7 +297,9 @@ def test_the_best_stay(scores: list[list[int]], budget: int, sinks: int, newest:
         return
     slots = choose(worth, budget, sinks=sinks, newest=newest, flat=flat)
     total = sum(len(kept) for kept in slots)
-    assert total == (min(budget * len(worth), sum(map(len, worth))) if flat else sum(min(budget, len(w)) for w in worth))
+    assert total == (
+        min(budget * len(worth), sum(map(len, worth))) if flat else sum(min(budget, len(w)) for w in worth)
+    )
     gone, stay = [], []
     for score, kept in zip(worth, slots, strict=True):
         assert (np.diff(kept) > 0).all()

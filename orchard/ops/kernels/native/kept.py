@@ -1,7 +1,7 @@
 """A native sequence under a budget of tokens per head: rows stay or only look, and what matters least is forgotten (kept.h).
 
-Everything is counted before it goes to native code, which trusts its numbers. Slots are numbered per store and head from the oldest
-token that is still there.
+Everything is counted before it goes to native code, which trusts its numbers. Slots are numbered per store and head from the
+oldest token that is still there.
 """
 
 from __future__ import annotations
@@ -130,7 +130,11 @@ class KeptSequence:
             last = np.arange(max(len(tokens) - wanted, at), min(at + CHUNK, len(tokens)), dtype=np.int32)
             done = max(0, at - (len(tokens) - wanted))
             self.program.run(
-                self.stores, *rows, last - np.int32(at), scores[done : done + len(last)], prompt=prompt or len(tokens) > 1
+                self.stores,
+                *rows,
+                last - np.int32(at),
+                scores[done : done + len(last)],
+                prompt=prompt or len(tokens) > 1,
             )
             if not self._calls.orchard_kept_keep(self.stores.handle, self.sequence, len(rows[0])):
                 raise OrchardError("more tokens than the budget allows", hint="this is a fault of Orchard: report it")
@@ -197,8 +201,8 @@ class KeptSequence:
         return held
 
     def restore(self, counts: np.ndarray, held: np.ndarray, budgets: Sequence[int]) -> None:
-        """What `take` gave under these budgets, in the place of what is there. `ValueError` or `UsageError` where it does not fit,
-        and nothing has changed."""
+        """What `take` gave under these budgets, in the place of what is there. `ValueError` or `UsageError` where it does not
+        fit, and nothing has changed."""
         counts, budgets = np.ascontiguousarray(counts, np.int32), self._checked(budgets)
         if counts.shape != (sum(self.heads),) or (counts < 0).any():
             raise ValueError("these are not counts of this plan's heads")
@@ -226,9 +230,7 @@ class KeptSequence:
         numbers = np.array(budgets, np.int32)
         addresses = (counts.ctypes.data, flat.ctypes.data, numbers.ctypes.data)
         threads = self.program.threads
-        self._must(
-            self._calls.orchard_kept_compact(self.stores.handle, self.sequence, *addresses, scratch, threads)
-        )
+        self._must(self._calls.orchard_kept_compact(self.stores.handle, self.sequence, *addresses, scratch, threads))
         self.budgets, self.scratch = list(budgets), scratch
 
     def _fit(self, counts: np.ndarray, budgets: Sequence[int]) -> None:
