@@ -6,14 +6,15 @@ store a layer reads: its own, or that of an earlier layer, which then has neithe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from orchard.cache.codecs import Codec, Parts, Plain
-from orchard.cache.policies import KeepAll, Placement, Policy, Slots
+from orchard.cache.policies import HeadSlots, KeepAll, Placement, Policy, Scored, Slots
+from orchard.cache.policies.base import spread
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context, KVView, Rotate
 from orchard.core.errors import ConfigError, UnsupportedPair
@@ -58,6 +59,8 @@ class Store(Configurable):
         self.slots = slots
         self.dtype = dtype
         self.codec: Codec = cfg.codec.build()
+        self.rotate: Rotate | None = None
+        """How this layer turns keys, from the last step: for whoever looks at kept keys between steps."""
         batch, count = slots.positions.shape[0], slots.capacity + 1
         self.parts: dict[str, Parts] = {
             role: {
@@ -69,12 +72,17 @@ class Store(Configurable):
 
     def append(self, k: Tensor, v: Tensor, placement: Placement, positions: Tensor, rotate: Rotate | None) -> KVView:
         """Keep new keys and values [B, H, T, D] and show what may be looked at. `positions` [B, 1, T] are the tokens'."""
-        if rotate is not None and not self.codec.before_rotation:
+        policy = self.slots.policy
+        late = self.codec.before_rotation or policy.unrotated
+        if rotate is not None and not late:
             k = rotate(k, positions)
         seen = {"k": self._append(k, "k", placement), "v": self._append(v, "v", placement)}
-        if rotate is not None and self.codec.before_rotation:
+        if rotate is not None and late:
             seen["k"] = rotate(seen["k"], placement.positions)
-        policy = self.slots.policy
+        watch = None
+        if isinstance(policy, Scored) and isinstance(self.slots, HeadSlots) and not torch.compiler.is_compiling():
+            self.rotate = rotate
+            watch = policy.watch(self.slots, placement, positions, seen["k"])
         return KVView(
             k=seen["k"],
             v=seen["v"],
@@ -83,19 +91,79 @@ class Store(Configurable):
             window=policy.window,
             sinks=policy.sinks,
             key=self.slots,
+            watch=watch,
         )
 
     def _append(self, x: Tensor, role: str, placement: Placement) -> Tensor:
         new = self.codec.encode(x, role)  # type: ignore[arg-type]
         kept = self.parts[role]
-        before = {name: part[:, :, : placement.upto] for name, part in kept.items()}
         if placement.with_new:
+            before = self._shown(role, placement.upto)
             shown = {name: torch.cat([before[name], new[name].to(kept[name].dtype)], dim=2) for name in kept}
-        for name, part in kept.items():
-            index = placement.index[:, None, :].unflatten(2, (-1, *[1] * (part.dim() - 3)))
-            index = index.expand(-1, part.shape[1], -1, *part.shape[3:])
-            part.scatter_(2, index, new[name].to(part.dtype))
-        return self.codec.decode(shown if placement.with_new else before, role, self.dtype)  # type: ignore[arg-type]
+        if placement.writes:
+            for name, part in kept.items():
+                self.slots.write(part, new[name], placement)
+        if not placement.with_new:
+            shown = self._shown(role, placement.upto)
+        return self.codec.decode(shown, role, self.dtype)  # type: ignore[arg-type]
+
+    def _shown(self, role: str, upto: int) -> Parts:
+        return {name: self.slots.shown(part, upto) for name, part in self.parts[role].items()}
+
+    # Forgetting -------------------------------------------------------------------------------------------------------
+
+    def scored(self) -> tuple[Scored, HeadSlots]:
+        """The policy and its table, where this store can forget."""
+        policy = self.slots.policy
+        if not isinstance(policy, Scored) or not isinstance(self.slots, HeadSlots):
+            name = type(policy).__name__
+            raise UnsupportedPair(
+                f"a store with policy {name} has no budget", hint="use KeyDiff, Snap, Probe or Recent"
+            )
+        return policy, self.slots
+
+    def keys(self) -> Tensor:
+        """What is held [B, H, S, D], rotated to where it stands now."""
+        upto = self.slots.reach(None)
+        keys = self.codec.decode(self._shown("k", upto), "k", self.dtype)
+        late = self.codec.before_rotation or self.slots.policy.unrotated
+        return self.rotate(keys, self.slots.positions[:, :, :upto]) if late and self.rotate is not None else keys
+
+    def choose(self, budget: int | None) -> Tensor:
+        """Which slots are the best: bool [B, H, S]."""
+        policy, slots = self.scored()
+        return policy.choose(slots, self.keys, policy.budget if budget is None else budget)
+
+    def forget(self, stays: Tensor, last: Tensor, budget: int | None = None) -> None:
+        """Keep these slots only. What stays ends at position `last` [B], in every head."""
+        policy, _ = self.scored()
+        counts = stays.sum(-1, keepdim=True)
+        longest = int(counts.amax())
+        order = (~stays).to(torch.uint8).sort(dim=2, stable=True).indices[:, :, :longest]
+        place = torch.arange(longest, device=stays.device)
+        positions = torch.where(place < counts, last[:, None, None] - counts + 1 + place, -1)
+        held: dict[str, Parts] = {
+            role: {
+                name: part.gather(2, spread(order, part)) for name, part in self._shown(role, stays.shape[2]).items()
+            }
+            for role in self.parts
+        }
+        self.fill(held, positions, (policy.budget if budget is None else budget) + policy.block)
+
+    def fill(self, held: dict[str, Parts], positions: Tensor, capacity: int) -> None:
+        """Hold just these, in order: parts [B, H, S, …] at positions [B, H, S] (-1: nothing)."""
+        move = self.scored()[1].fill(positions, capacity)
+        self.parts = {role: {name: move(part) for name, part in parts.items()} for role, parts in held.items()}
+
+    def make_room(self, positions: Tensor, rotate: Rotate | None) -> None:
+        """Forget what matters least where the new tokens at `positions` [B, T] would not fit."""
+        policy, slots = self.scored()
+        if not policy.by_itself or slots.fits(positions):
+            return
+        self.rotate = rotate
+        held = slots.positions.amax((1, 2))
+        first = torch.where(positions >= 0, positions, torch.iinfo(torch.long).max).amin(1)
+        self.forget(self.choose(None), torch.minimum(first - 1, held))
 
     def keep(self, rows: Tensor) -> None:
         self.parts = {
@@ -127,16 +195,21 @@ class Cache:
         for layer, cfg in enumerate(configs):
             if cfg is None or cfg.owner is not None:
                 continue
-            key = (type(cfg.policy), repr(cfg.policy))
+            policy: Policy = cfg.policy.build()
+            key = (type(cfg.policy), repr(cfg.policy), layer if policy.per_layer else None)
             if key not in self.tables:
-                policy: Policy = cfg.policy.build()
-                self.tables[key] = Slots(policy, batch, length, device)
+                self.tables[key] = policy.slots(batch, cfg.heads, length, device)
             self.stores[layer] = cfg.build(slots=self.tables[key], dtype=dtype, device=device)
 
     def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView:
         store = self.stores[layer]
         slots = store.slots
-        placement = context.once(slots, lambda: slots.place(context.positions, context.upto))
+        if context.probe:
+            placement = context.once(slots, lambda: slots.look(context.positions, context.upto))
+        else:
+            if isinstance(slots, HeadSlots) and not torch.compiler.is_compiling():
+                store.make_room(context.positions, rotate)
+            placement = context.once(slots, lambda: slots.place(context.positions, context.upto))
         return store.append(k, v, placement, context.places, rotate)
 
     def rewind(self, lengths: Tensor) -> None:
@@ -152,6 +225,26 @@ class Cache:
             slots.keep(rows)
         for store in self.stores.values():
             store.keep(rows)
+
+    def evict(self, budgets: Mapping[int, int] | None = None) -> Tensor:
+        """Keep the best tokens of every store: as many as its policy says, or as `budgets` says by layer. What stays is numbered
+        from 0, so that all stores end at the same position; how long each sequence is now, [B]."""
+        asked = {layer: (budgets or {}).get(layer) for layer in self.stores}
+        stays = {layer: store.choose(asked[layer]) for layer, store in self.stores.items()}
+        lengths = torch.stack([chosen.sum(-1).amax(-1) for chosen in stays.values()]).amax(0)
+        for layer, store in self.stores.items():
+            store.forget(stays[layer], lengths - 1, asked[layer])
+        return lengths
+
+    @property
+    def used(self) -> int:
+        """The most tokens per head that any layer holds."""
+        return max(slots.used for slots in self.tables.values())
+
+    @property
+    def peak(self) -> int:
+        """The most that any layer with a budget ever held; of the others, what they hold."""
+        return max(slots.peak if isinstance(slots, HeadSlots) else slots.used for slots in self.tables.values())
 
     @property
     def nbytes(self) -> int:

@@ -35,6 +35,14 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "sinks": {"window": 4, "sinks": 2},
         "wide": {"window": 64, "sinks": 1},
     },
+    # Roomy: what is forgotten, and how, is tried with every codec and owner in tests/matrix/test_budgets.py.
+    "orchard.cache.policies.keydiff:KeyDiff": {
+        "even": {"budget": 12, "block": 4, "sinks": 2},
+        "flat": {"budget": 12, "block": 4, "sinks": 2, "heads": "flat"},
+    },
+    "orchard.cache.policies.recent:Recent": {"budget": {"budget": 12, "block": 4}},
+    "orchard.cache.policies.snap:Snap": {"budget": {"budget": 12, "block": 4, "last": 3}},
+    "orchard.cache.policies.probe:Probe": {"budget": {"budget": 12, "block": 4}},
     # Variations of a format that only rounding can tell apart are tried in tests/nn/test_formats.py: here each costs many cases.
     "orchard.nn.formats.int8:Int8": {"rows": {}, "groups": {"group": 8}},
     "orchard.nn.formats.int4:Int4": {"minimum": {"group": 8, "minimum": True}},

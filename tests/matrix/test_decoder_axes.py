@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from orchard.cache.codecs import Codec
+from orchard.cache.policies import Scored
 from orchard.cache.store import Store
 from orchard.core.config import BaseConfig
 from orchard.core.context import Context, KVView, Rotate
@@ -27,7 +28,10 @@ VOCAB, LENGTH = 23, 12
 LENGTHS = (12, 5, 9)
 PARTS: dict[str, dict[str, Any]] = {
     "codec": axes.codecs(),
-    "policy": axes.policies(),
+    # Of the policies with budgets, which differ only in what they forget, one stands for all.
+    "policy": {
+        name: cfg for name, cfg in axes.policies().items() if not issubclass(cfg.builds, Scored) or "KeyDiff" in name
+    },
     "format": axes.formats(),
     "mixer": axes.mixers(),
     "mlp": axes.mlps(),
@@ -117,7 +121,8 @@ class Recompute:
         self.policies = [cfg.policy for cfg in stores]
 
     def append(self, layer: int, k: Tensor, v: Tensor, context: Context, rotate: Rotate | None) -> KVView:
-        codec, policy, late = self.codecs[layer], self.policies[layer], self.codecs[layer].before_rotation
+        codec, policy = self.codecs[layer], self.policies[layer]
+        late = codec.before_rotation or policy.builds.unrotated
         k = k if late or rotate is None else rotate(k, context.places)
         k = codec.decode(codec.encode(k, "k"), "k", k.dtype)
         k = rotate(k, context.places) if late and rotate is not None else k
