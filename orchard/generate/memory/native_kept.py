@@ -1,8 +1,8 @@
 """A budgeted sequence on the native engine: what `protocol.Kept` asks for, over a `NativeRunner`.
 
-Scores that need queries come from running tokens once more: those of a probe, which look and are not kept, or, for "snap", the last
-ones read. Keys are kept rotated, as the engine's kernels want them, and are turned when they get other places. Each turn rounds
-once more in what the store keeps; kernels/native/kept.h says how that is held small.
+Scores that need queries come from running tokens once more: those of a probe, which look and are not kept, or, for "snap", the
+last ones read. Keys are kept rotated, as the engine's kernels want them, and are turned when they get other places. Each turn
+rounds once more in what the store keeps; kernels/native/kept.h says how that is held small.
 """
 
 from __future__ import annotations
