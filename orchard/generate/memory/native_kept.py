@@ -141,6 +141,18 @@ class NativeKept:
         kept.compact(slots, used)
         self._seen, self._last = None, []
 
+    def back(self, tokens: int) -> None:
+        """Forget the newest tokens, which must have been read since some were last forgotten to make room."""
+        self._kept.back(tokens)
+        self._last = self._last[: max(0, len(self._last) - tokens)]
+        if self._seen is not None:
+            self._seen = [seen[:count] for seen, count in zip(self._seen, self._kept.counts, strict=True)]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.compact([np.empty(0, np.int32)] * len(self._kept.counts))
+        self._seen, self._last = None, []
+
     # Out and in again ---------------------------------------------------------------------------------------------------
 
     def save(self) -> dict[str, np.ndarray]:
