@@ -8,6 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from orchard.core.errors import UnsupportedPair
+from orchard.ops.plan.codes import Books
+
 Parts = dict[str, Tensor]
 """What one encoded tensor consists of: each part is [B, H, T, …]."""
 
@@ -23,6 +26,10 @@ class Codec(ABC):
     native: ClassVar[str | None] = None
     """How the native engine names this codec: "plain" (slots as they come) or one of `steps.CODECS`. A class says it itself:
     what a subclass inherits does not count."""
+
+    def native_books(self) -> Books:
+        """The codebooks of a codec whose native name is "vq"."""
+        raise UnsupportedPair(f"the codec {type(self).__name__} has no codebooks", hint="it runs in torch")
 
     @abstractmethod
     def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
