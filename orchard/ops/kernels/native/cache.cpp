@@ -10,6 +10,7 @@
 #endif
 
 #include "engine.h"
+#include "kept.h"
 
 namespace orchard {
 
@@ -134,7 +135,7 @@ size_t Cache::memory(int tokens) const {
 
 size_t Cache::memory() const {
     size_t total = 0;
-    for (const Sequence& sequence : sequences_) total += sequence.memory.bytes();
+    for (const Sequence& sequence : sequences_) total += sequence.memory.bytes() + (sequence.kept ? sequence.kept->memory() : 0);
     return total;
 }
 
@@ -197,6 +198,7 @@ void Cache::copy_slots(const Sequence& from, Sequence& to, int tokens) const {
 
 bool Cache::copy(int source, int target, int tokens) {
     const Sequence& from = sequences_[source];
+    if (from.kept || sequences_[target].kept) return false;
     if (tokens > from.capacity || tokens >= sequences_[target].length) return false;
     for (size_t store = 0; store < plan_.stores.size(); store++)  // the positions that a later token may look at
         if (const int32_t* table = positions((int)store, source)) {
@@ -219,7 +221,26 @@ bool Cache::copy(int source, int target, int tokens) {
     return true;
 }
 
+Cache::Look Cache::look(int store, int sequence, int head) const {
+    if (const Kept* kept = sequences_[sequence].kept.get()) return {kept->view(store, head), 0, kept->base(store, head)};
+    return {view(store, sequence), head, 0};
+}
+
+void Cache::budget(int sequence, std::shared_ptr<Kept> kept) {
+    release(sequence);
+    sequences_[sequence].kept = std::move(kept);
+    bound(sequence);
+}
+
+void Cache::bound(int sequence) {
+    Sequence& changed = sequences_[sequence];
+    changed.length = changed.capacity = changed.kept->limit();
+    longest_ = 0;
+    for (const Sequence& other : sequences_) longest_ = other.length > longest_ ? other.length : longest_;
+}
+
 Store Cache::view(int store, int sequence) const {
+    if (const Kept* kept = sequences_[sequence].kept.get()) return kept->largest(store);
     const StoreSpec& spec = plan_.stores[store];
     const Place& place = sequences_[sequence].places[store];
     uint8_t* base = sequences_[sequence].memory.as<uint8_t>();
@@ -240,7 +261,10 @@ int Cache::slot_of(int store, const Place& place, int position) const {
     return spec.sinks + (position - spec.sinks) % (place.capacity - spec.sinks);
 }
 
-int Cache::slot(int store, int sequence, int position) const { return slot_of(store, sequences_[sequence].places[store], position); }
+int Cache::slot(int store, int sequence, int position) const {
+    if (!plan_.stores[store].keep) return position;  // also of a sequence under a budget, counted from its base
+    return slot_of(store, sequences_[sequence].places[store], position);
+}
 
 int32_t* Cache::positions(int store, int sequence) const {
     if (!plan_.stores[store].keep) return nullptr;

@@ -126,6 +126,12 @@ class Program:
             raise OrchardError("the native engine could not start", hint="there is no memory or no thread to be had")
         self._process = os.getpid()
 
+    def awake(self) -> None:
+        """To be asked before the engine is: in a forked process its threads are not there, and it starts again."""
+        if self._process != os.getpid():
+            self._start()
+            self.lock = threading.Lock()
+
     def __del__(self, process: Callable[[], int] = os.getpid) -> None:  # `os` may be gone when the interpreter ends
         # In a forked child the engine's threads are not there to be joined: its memory goes with the process.
         if getattr(self, "_engine", None) and self._process == process():
@@ -150,9 +156,7 @@ class Program:
         """Steps [first, last) for rows given by three int32 arrays; scores of `wanted` rows (int32, ascending) go to the
         float32 table `scores` [wanted, vocab]. Rows of a sequence stand together, in order. `prompt`: what is computed for
         a token does not depend on how many others are in the call; slower for a few rows."""
-        if self._process != os.getpid():  # forked: threads do not come along
-            self._start()
-            self.lock = threading.Lock()
+        self.awake()
         problem = self._calls.orchard_engine_run(
             self._engine,
             stores.handle,

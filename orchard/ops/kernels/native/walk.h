@@ -70,6 +70,9 @@ struct Walk {
     void attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps);
     void attend_runs(const Step& step);
 
+    // walk_watch.cpp
+    void watch(const Step& step, bool turned);
+
     // walk_experts.cpp
     void experts(const Step& step);
     void route(const Step& step);

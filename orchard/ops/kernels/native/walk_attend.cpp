@@ -43,11 +43,14 @@ void Walk::keep(const Step& step, int row, int head) {
     const StoreSpec& spec = engine.plan_.stores[step.store];
     if (!spec.books) turn(step, k, row, step.k_norm);
     else if (step.k_norm.weight) engine.vector_->norm(k, step.k_norm.weight, step.k_norm.eps, step.dim, k);  // codes are of unrotated keys
-    engine.attention_->put(engine.cache_->view(step.store, sequence), head, engine.cache_->slot(step.store, sequence, position), k, v);
+    const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+    engine.attention_->put(look.store, look.head, engine.cache_->slot(step.store, sequence, position - look.base), k, v);
 }
 
 void Walk::attend(const Step& step) {
-    if ((engine.long_runs_ || prompt) && step.k >= 0) {
+    const bool watched = engine.watch_.best != nullptr;
+    if (watched && step.k < 0) watch(step, false);  // what it reads is there already
+    if ((watched || engine.long_runs_ || prompt) && step.k >= 0) {
         attend_runs(step);
     } else {
         attend_alone(step, rows() <= SMALL, step.k >= 0);
@@ -60,24 +63,25 @@ void Walk::attend_alone(const Step& step, bool split, bool keeps) {
     const StoreSpec& spec = engine.plan_.stores[step.store];
     constexpr long OVERHEAD = 24;  // of a part, in slots
     const int size = part_slots(spec);
-    auto span_of = [&](int row) {
-        Store store = engine.cache_->view(step.store, engine.rows_.sequences[row]);
-        return slots_of(store, spec, step, engine.rows_.positions[row]);
+    auto span_of = [&](int row, int head) {
+        const Cache::Look look = engine.cache_->look(step.store, engine.rows_.sequences[row], head);
+        return slots_of(look.store, spec, step, engine.rows_.positions[row] - look.base);
     };
     long total = 0, before = 0;
-    for (int row = 0; row < rows(); row++) {
-        Span span = span_of(row);
-        total += step.kv_heads * (span.last - span.first + parts_of(span, size) * OVERHEAD);
-    }
+    for (int row = 0; row < rows(); row++)
+        for (int head = 0; head < step.kv_heads; head++) {
+            Span span = span_of(row, head);
+            total += span.last - span.first + parts_of(span, size) * OVERHEAD;
+        }
     auto mine = [&](long work) {
         long middle = before + work / 2;
         before += work;
         return middle * threads / total == thread;
     };
     for (int row = 0; row < rows(); row++) {
-        const Span span = span_of(row);
-        const int parts = parts_of(span, size), base = span.first / size;
         for (int head = 0; head < step.kv_heads; head++) {
+            const Span span = span_of(row, head);
+            const int parts = parts_of(span, size), base = span.first / size;
             if (!split) {
                 if (mine(span.last - span.first + parts * OVERHEAD)) attend_row(step, row, head, 0, parts, false, keeps);
                 continue;
@@ -98,8 +102,10 @@ void Walk::attend_alone(const Step& step, bool split, bool keeps) {
 void Walk::attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps) {
     const AttentionKernels& kernels = *engine.attention_;
     const StoreSpec& spec = engine.plan_.stores[step.store];
-    const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
-    const Store store = engine.cache_->view(step.store, sequence);
+    const int sequence = engine.rows_.sequences[row];
+    const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+    const Store& store = look.store;
+    const int position = engine.rows_.positions[row] - look.base;
     const auto part_of = store.books ? kernels.vq->part : kernels.part;
     const Span span = slots_of(store, spec, step, position);
     const int size = part_slots(spec), parts = parts_of(span, size), shared_heads = step.heads / step.kv_heads, dim = step.dim;
@@ -129,7 +135,7 @@ void Walk::attend_row(const Step& step, int row, int head, int first_part, int l
             int count = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
             float most[MAX_GROUP], total[MAX_GROUP];
             float* out = results + ((size_t)part * shared_heads + i) * record;
-            part_of(store, head, queries + i * dim, dim, count, step.scale, step.bound, seen, out, record, most, total,
+            part_of(store, look.head, queries + i * dim, dim, count, step.scale, step.bound, seen, out, record, most, total,
                     scratch.attention.as<void>());
             for (int j = 0; j < count; j++) out[j * record + dim] = most[j], out[j * record + dim + 1] = total[j];
         }
@@ -173,6 +179,7 @@ void Walk::attend_runs(const Step& step) {
             for (int head = 0; head < step.heads; head++) turn(step, buffer(step.src) + (size_t)row * ldq + head * dim, row, step.q_norm);
     if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
     barrier();
+    if (engine.watch_.best) watch(step, by_blocks);
     if (!by_blocks) {
         attend_alone(step, rows() <= SMALL, false);
         return;
@@ -191,15 +198,17 @@ void Walk::attend_runs(const Step& step) {
         if (run == end) return;
         const int head = task % step.kv_heads, offset = task / step.kv_heads * block;
         const int row = run->first + offset, count = run->count - offset < block ? run->count - offset : block;
-        const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
-        const Store store = engine.cache_->view(step.store, sequence);
+        const int sequence = engine.rows_.sequences[row];
+        const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+        const Store& store = look.store;
+        const int position = engine.rows_.positions[row] - look.base;
         Span span = slots_of(store, spec, step, position);
         Span last = slots_of(store, spec, step, position + count - 1);
         Visible seen{engine.cache_->positions(step.store, sequence), span.first, last.last, position, step.window, spec.keep, spec.sinks};
         for (int i = 0; i < shared_heads; i += MAX_GROUP) {
             int group = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
             size_t at = ((size_t)head * shared_heads + i) * dim;
-            many(store, head, buffer(step.src) + (size_t)row * ldq + at, ldq, group, count, step.scale, step.bound, seen,
+            many(store, look.head, buffer(step.src) + (size_t)row * ldq + at, ldq, group, count, step.scale, step.bound, seen,
                  buffer(step.to) + (size_t)row * ldo + at, ldo, scratch.attention.as<void>());
         }
     }
