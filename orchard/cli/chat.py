@@ -58,6 +58,13 @@ def chat(
     adapter: AdapterOption = None,
     guardrails: GuardrailsOption = None,
     no_guardrails: NoGuardrailsOption = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Keep the conversation within this, however long it gets, such as 64MB; old parts are forgotten.",
+        ),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="FILE", help="Take up a conversation that /save wrote.")
     ] = None,
@@ -89,13 +96,15 @@ def chat(
     options, tools = guided.options_of(settings), guided.tools_of(ways.tools)
     loaded = common.load_model(model, draft)
     adapters = tuple(guided.adapter_of(loaded, folder) for folder in ways.adapters)
-    setup = Setup(loaded, options, tools, adapters, guided.mode_of(ways.guardrails), guided.shown_calls())
+    setup = Setup(loaded, options, tools, adapters, guided.mode_of(ways.guardrails), guided.shown_calls(), memory)
     conversation = Conversation(setup, system)
     if resume is not None:
         conversation.load(Path(resume))
         if system:
             conversation.set_system(system)
     note(f"{model}. /help shows the commands, Ctrl-D leaves.")
+    if conversation.session.memory is not None:
+        note(str(conversation.session.memory.chosen))
     with _history():
         converse(conversation, max_tokens)
 

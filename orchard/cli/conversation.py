@@ -46,6 +46,7 @@ class Setup:
     adapters: tuple[str, ...] = ()
     guardrails: Any = "default"
     hooks: Any = None
+    memory: str | None = None
 
     def session(self, instructions: str | None = None, transcript: Transcript | None = None) -> Session:
         from orchard.session.session import Session
@@ -65,7 +66,9 @@ class Setup:
         return self.session(transcript=Transcript(entries_of(read_messages(document, path))))
 
     def _rest(self) -> dict[str, Any]:
+        given = {} if self.memory is None else {"memory": self.memory}
         return {
+            **given,
             "options": self.options,
             "tools": self.tools,
             "adapters": self.adapters,

@@ -68,6 +68,16 @@ def serve(
             help="Leave the experts of mixtures on disk and keep no more of them in memory than this, such as 200MB.",
         ),
     ] = None,
+    conversation_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Keep each conversation within this, however long it gets, such as 64MB; old parts are forgotten.",
+        ),
+    ] = None,
+    conversations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many are remembered, with --conversation-memory.")
+    ] = 4,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = None,
     running: Annotated[int | None, typer.Option(metavar="N", min=1, help="Answers at a time.  [default: 32]")] = None,
     queue: Annotated[
@@ -122,6 +132,8 @@ def serve(
         draft or [],
         memory=memory,
         experts_budget=experts_budget,
+        conversation=conversation_memory,
+        conversations=conversations,
         hosts=allow_host or [],
         origins=origin or [],
         limits=limits_of(max_tokens=max_tokens, running=running, queue=queue, deadline=deadline),

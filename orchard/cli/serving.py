@@ -26,6 +26,8 @@ def settings_for(
     *,
     memory: str | None,
     experts_budget: str | None = None,
+    conversation: str | None = None,
+    conversations: int = 4,
     hosts: Sequence[str],
     origins: Sequence[str],
     limits: Limits,
@@ -37,9 +39,11 @@ def settings_for(
     given = adapters_of(adapters, sources, any_model=not models)
     guessing = drafts_of(drafts, sources)
     budget = None if experts_budget is None else bytes_of(experts_budget)
+    remembered = None if conversation is None else bytes_of(conversation)
     return Settings(
         tuple(
-            ModelSpec(name, source, given.get(name, {}), guessing.get(name), budget) for name, source in sources.items()
+            ModelSpec(name, source, given.get(name, {}), guessing.get(name), budget, remembered, conversations)
+            for name, source in sources.items()
         ),
         hosts=tuple(hosts),
         origins=tuple(origins),

@@ -59,7 +59,9 @@ class Engine:
         self.model = _runner(model)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
-        self.prefixes = Prefixes(self.model, prefix_bytes)
+        # A runner whose sequences go on from one request to the next knows for itself where they are.
+        own = getattr(self.model, "beginnings", None)
+        self.prefixes: Any = Prefixes(self.model, prefix_bytes) if own is None else own
         self._adapter: str | None = None
         self.on_prompt: OnPrompt | None = None
         """Sees every request that names no adapter before its prompt is read, and may name a variant that was made for it."""

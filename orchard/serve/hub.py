@@ -228,7 +228,12 @@ def _loaded(spec: ModelSpec) -> tuple[LocalExecutor | None, Embedder | None]:
         from orchard.session.embedder import load_embedder
 
         return None, load_embedder(spec.source)
-    return LocalExecutor(load(spec.source, draft=spec.draft, experts_budget=spec.experts_budget)), None
+    model = load(spec.source, draft=spec.draft, experts_budget=spec.experts_budget)
+    if spec.conversation is not None:
+        from orchard.session.memory import Memory, Remembering
+
+        model = Remembering(model, Memory(spec.conversation), spec.conversations).model
+    return LocalExecutor(model), None
 
 
 def _kind(entry: Entry) -> str:

@@ -47,13 +47,17 @@ class Limits:
 @dataclass(frozen=True)
 class ModelSpec:
     """A model that clients may ask for. `source`: a name of the library, or a path. `adapters`: name → folder. `draft`: a smaller
-    model that guesses tokens for it, by name or path. `experts_budget`: bytes of memory for its experts, which stay on disk."""
+    model that guesses tokens for it, by name or path. `experts_budget`: bytes of memory for its experts, which stay on disk.
+    `conversation`: bytes that the keys and values of one conversation stay within, however long it gets; `conversations`: how many
+    of them are remembered from one request to the next."""
 
     name: str
     source: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
     experts_budget: int | None = None
+    conversation: int | None = None
+    conversations: int = 4
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from orchard.core.errors import ModelNotFound, UsageError
+from orchard.core.errors import ModelNotFound, UnsupportedPair, UsageError
 from orchard.session.errors import AssetsUnavailableError
 from orchard.session.turn import Executor
 
 if TYPE_CHECKING:
+    from orchard.session.memory import Remembering
     from orchard.session.model import Model
 
 DEFAULT_MODEL = "smollm2"
@@ -80,6 +81,41 @@ class ModelRef:
 
     def __repr__(self) -> str:
         return f"ModelRef({self.name!r})"
+
+
+class MemoryRef:
+    """A model whose conversation stays within some bytes; made when it is first needed."""
+
+    def __init__(self, memory: Any, ref: ModelRef) -> None:
+        from orchard.session.memory import Memory
+
+        self.memory = Memory.of(memory)
+        self._ref = ref
+        self._made: tuple[Remembering, Executor] | None = None
+
+    def remembering(self) -> Remembering:
+        return self._both()[0]
+
+    def executor(self) -> Executor:
+        return self._both()[1]
+
+    def _both(self) -> tuple[Remembering, Executor]:
+        if self._made is None:
+            from orchard.session.executors.local import LocalExecutor
+            from orchard.session.memory import Remembering
+
+            executor = self._ref.executor()
+            if not isinstance(executor, LocalExecutor):
+                raise UnsupportedPair(
+                    f"{self._ref.name!r} keeps its own memory", hint="memory= is for models of this machine"
+                )
+            found = Remembering(executor.model, self.memory)
+            self._made = found, LocalExecutor(found.model)
+        return self._made
+
+
+def remembered(memory: Any, ref: ModelRef) -> MemoryRef | None:
+    return None if memory is None else MemoryRef(memory, ref)
 
 
 def executor_of(model: str | Path | Model | Executor) -> Executor:

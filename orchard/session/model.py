@@ -210,6 +210,8 @@ class Model:
         self._runner = runner or engine.model
         self.draft: Model | None = None
         """The model that guesses tokens for this one, if there is one."""
+        self.aside: Engine | None = None
+        """Answers what is no part of a conversation, where `engine` answers nothing else."""
 
     def guess_with(self, draft: Model) -> None:
         """Let a smaller model guess tokens from now on, for requests that always take the likeliest token and for those that ask

@@ -66,6 +66,7 @@ def save_session(session: Session, path: Path, *, cache: bool) -> None:
         "options": session.options.to_dict() if session.options is not None else None,
         "adapters": list(session.adapters),
         "properties": session.properties,
+        "memory": None if session.memory is None else session.memory.memory.to_dict(),
     }
     try:
         text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
@@ -87,8 +88,12 @@ def resume_session(kind: type[Session], path: Path, model: Any, settings: Mappin
         covered = transcript.entries[: _whole(view["covered"])] if view else ()
         kept = Transcript.from_json_dict(view["transcript"]).entries if view else ()
         adapters = tuple(map(_text, document["adapters"]))
-        given = {"options": options, "adapters": adapters, "properties": dict(document["properties"])}
+        given: dict[str, Any] = {"options": options, "adapters": adapters, "properties": dict(document["properties"])}
         name = _text(document["model"])
+        if document.get("memory") is not None:
+            from orchard.session.memory import Memory  # few sessions have one
+
+            given["memory"] = Memory.from_dict(document["memory"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     session = kind(model=name if model is None else model, transcript=transcript, **{**given, **settings})

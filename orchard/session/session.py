@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchard.core.errors import UsageError
-from orchard.session.assets import DEFAULT_MODEL, ModelRef, tokens_of
+from orchard.session.assets import DEFAULT_MODEL, ModelRef, remembered, tokens_of
 from orchard.session.errors import ConcurrentRequestsError, TranscriptError
 from orchard.session.hooks import HookChain, Hooks
 from orchard.session.options import ContextOptions, GenerationOptions
@@ -43,6 +43,7 @@ from orchard.session.transcript import Entry, Instructions, Transcript
 from orchard.session.turn import Executor, Usage
 
 if TYPE_CHECKING:
+    from orchard.session.memory import Remembering
     from orchard.session.tools import ToolBox
 
 
@@ -71,11 +72,14 @@ class Session:
         parallel_tools: bool = True,
         transcript_error_policy: Literal["revert", "preserve"] = "revert",
         properties: Mapping[str, Any] | None = None,
+        memory: Any = None,
     ) -> None:
         """`model`: a name, a path, an `orchard.Model` or an executor. `tools`: functions and `Tool`s. `policy`: what to leave out
         when the conversation outgrows the context (None: raise). `guardrails`: a mode, a `Guardrails`, or None for none.
         `max_steps`: how often in one turn the model may call tools; `at_limit`: what then. `required_steps`: with tools
-        required, how many steps must call one (None: all). With a `transcript` the conversation goes on from there."""
+        required, how many steps must call one (None: all). With a `transcript` the conversation goes on from there. `memory`:
+        bytes ("64MB", or a `Memory`) that the conversation's keys and values stay within, however long it gets; see `session.memory`.
+        """
         if instructions is not None and not isinstance(instructions, str):
             raise UsageError(f"instructions are {type(instructions).__name__}", hint="give them as text")
         _one_of("at_limit", at_limit, ("error", "answer"))
@@ -100,6 +104,7 @@ class Session:
         if not isinstance(model, ModelRef):
             self._ref.executor()  # a name that is wrong is known now
         self._profile_refs: dict[int, ModelRef] = {}
+        self._memory = remembered(memory, self._ref)
         self._transcript = first_transcript(transcript, instructions, self._tools)
         self._view: tuple[tuple[Entry, ...], tuple[Entry, ...]] = ((), ())
         self._usage = Usage()
@@ -246,7 +251,19 @@ class Session:
     @property
     def executor(self) -> Executor:
         """What answers; loads the model where it was not needed before."""
-        return self._ref.executor()
+        return self._ref.executor() if self._memory is None else self._memory.executor()
+
+    @property
+    def memory(self) -> Remembering | None:
+        """How the conversation is kept within its memory: what was chosen, and what is in use; None where nothing was asked."""
+        return None if self._memory is None else self._memory.remembering()
+
+    @memory.setter
+    def memory(self, value: Any) -> None:
+        raise UsageError(
+            "the memory of a session is chosen when it begins",
+            hint="go on in another one: Session(transcript=session.transcript, memory=…)",
+        )
 
     @property
     def context_size(self) -> int:
@@ -310,6 +327,7 @@ class Session:
         self._line.cancel_first()
         self._profile_refs = {}
         self._ref = ModelRef(self._ref.name)  # a name alone keeps nothing loaded
+        self._memory = None
 
     def __enter__(self) -> Session:
         return self

@@ -113,6 +113,19 @@ class NativeKept:
             self.peak = max(self.peak, self.used)
         return scores
 
+    def reserve(self, rows: int) -> None:
+        """Take the memory that so many tokens need to look at everything, before they do."""
+        self._kept.reserve(rows)
+
+    def back(self, tokens: int) -> bool:
+        """Forget the newest tokens; False where a head no longer has so many, and nothing has changed. Whoever calls knows that
+        nothing was forgotten since they were read."""
+        if tokens > int(self._kept.counts.min()):
+            return False
+        self._kept.back(tokens)
+        self._seen, self._last = None, self._last[: max(0, len(self._last) - tokens)]
+        return True
+
     def probe(self, tokens: Sequence[int]) -> None:
         found = self._kept.watch(self._ids(tokens))
         if self._seen is not None:

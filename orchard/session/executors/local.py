@@ -121,6 +121,7 @@ class _Reply:
 
     def __init__(self, model: Model, format: ToolFormat, turn: Turn, cancel: threading.Event) -> None:
         self.engine = model.engine
+        self.aside = model.aside or model.engine
         self.tokenizer = model.tokenizer
         self.context = model.context
         self.format = format
@@ -234,7 +235,7 @@ class _Reply:
         yield from self._calls(self.ids if tools == self.tools else self._ids(tools), tools)
 
     def _weigh(self, said: str, tools: tuple[ToolSpec, ...]) -> Weighed:
-        found = weighed(self.engine, said, tools, self.cancel)
+        found = weighed(self.aside, said, tools, self.cancel)
         self.usage = self.usage + Usage(calls=found.runs)
         return found
 

@@ -175,6 +175,11 @@ class KeptSequence:
                 raise _problem(problem, rows[2], self.stores)
         return np.split(best, np.cumsum(counts)[:-1])
 
+    def reserve(self, rows: int) -> None:
+        """Take the memory for rows that look and are not kept, however many tokens are kept then."""
+        if rows > self.scratch:
+            self._change(self._everything(), self.budgets, rows)
+
     def back(self, tokens: int) -> None:
         """Forget the newest tokens."""
         if not self._calls.orchard_kept_back(self.stores.handle, self.sequence, tokens):
