@@ -377,8 +377,10 @@ def test_a_window_keeps_exactly_the_sinks_and_the_last_tokens(window: int, sinks
 # Compiling ------------------------------------------------------------------------------------------------------------
 
 
-@policy_axis
-@codec_axis
+@pytest.mark.parametrize(
+    ("codec", "policy"),
+    [*((codec, "KeepAll") for codec in ALL_CODECS), *(("Plain", policy) for policy in POLICIES if policy != "KeepAll")],
+)
 def test_a_decode_step_compiles_whole_and_only_once(codec: str, policy: str) -> None:
     torch._dynamo.reset()
     sequences = [tokens(12, 0), tokens(12, 1)]

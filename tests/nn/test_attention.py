@@ -17,7 +17,7 @@ from orchard.nn.norm import RMSNorm
 from tests.matrix import axes
 
 DIM, TOKENS = axes.DIM, 6
-MIXERS: dict[str, Any] = {name: cfg for name, cfg in axes.mixers().items() if isinstance(cfg, Attention.Config)}
+MIXERS: dict[str, Any] = {name: cfg for name, cfg in axes.mixers().items() if cfg.builds is Attention}
 
 
 def built(cfg: Any) -> Attention:

@@ -117,15 +117,6 @@ class NativeKept:
         """Take the memory that so many tokens need to look at everything, before they do."""
         self._kept.reserve(rows)
 
-    def back(self, tokens: int) -> bool:
-        """Forget the newest tokens; False where a head no longer has so many, and nothing has changed. Whoever calls knows that
-        nothing was forgotten since they were read."""
-        if tokens > int(self._kept.counts.min()):
-            return False
-        self._kept.back(tokens)
-        self._seen, self._last = None, self._last[: max(0, len(self._last) - tokens)]
-        return True
-
     def probe(self, tokens: Sequence[int]) -> None:
         found = self._kept.watch(self._ids(tokens))
         if self._seen is not None:
@@ -154,12 +145,16 @@ class NativeKept:
         kept.compact(slots, used)
         self._seen, self._last = None, []
 
-    def back(self, tokens: int) -> None:
-        """Forget the newest tokens, which must have been read since some were last forgotten to make room."""
+    def back(self, tokens: int) -> bool:
+        """Forget the newest tokens, which must have been read since some were last forgotten to make room; False where a head no
+        longer has so many, and nothing has changed."""
+        if tokens > int(self._kept.counts.min()):
+            return False
         self._kept.back(tokens)
         self._last = self._last[: max(0, len(self._last) - tokens)]
         if self._seen is not None:
             self._seen = [seen[:count] for seen, count in zip(self._seen, self._kept.counts, strict=True)]
+        return True
 
     def clear(self) -> None:
         """Forget everything."""
