@@ -196,7 +196,11 @@ class Store(Configurable):
         """What is held [B, H, S, D], rotated to where it stands now."""
         upto = self.slots.reach(None)
         keys = self._decode(self._shown("k", upto), "k")
-        return self.rotate(keys, self.slots.positions[:, :, :upto]) if self.turns_late and self.rotate is not None else keys
+        return (
+            self.rotate(keys, self.slots.positions[:, :, :upto])
+            if self.turns_late and self.rotate is not None
+            else keys
+        )
 
     def choose(self, budget: int | None) -> Tensor:
         """Which slots are the best: bool [B, H, S]."""

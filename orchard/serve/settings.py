@@ -48,8 +48,8 @@ class Limits:
 class ModelSpec:
     """A model that clients may ask for. `source`: a name of the library, or a path. `adapters`: name → folder. `draft`: a smaller
     model that guesses tokens for it, by name or path. `experts_budget`: bytes of memory for its experts, which stay on disk.
-    `conversation`: bytes that the keys and values of one conversation stay within, however long it gets; `conversations`: how many
-    of them are remembered from one request to the next."""
+    `conversation`: bytes that the keys and values of one conversation stay within, however long it gets; `conversations`: how
+    many of them are remembered from one request to the next."""
 
     name: str
     source: str

@@ -78,7 +78,7 @@ class Session:
         when the conversation outgrows the context (None: raise). `guardrails`: a mode, a `Guardrails`, or None for none.
         `max_steps`: how often in one turn the model may call tools; `at_limit`: what then. `required_steps`: with tools
         required, how many steps must call one (None: all). With a `transcript` the conversation goes on from there. `memory`:
-        bytes ("64MB", or a `Memory`) that the conversation's keys and values stay within, however long it gets; see `session.memory`.
+        bytes ("64MB", or a `Memory`) that keys and values stay within, however long it gets; `session.memory` says more.
         """
         if instructions is not None and not isinstance(instructions, str):
             raise UsageError(f"instructions are {type(instructions).__name__}", hint="give them as text")
