@@ -28,7 +28,13 @@ _spec = importlib.util.spec_from_file_location("no_network", NO_NETWORK / "sitec
 assert _spec is not None and _spec.loader is not None
 _spec.loader.exec_module(importlib.util.module_from_spec(_spec))  # installs the hook in this process
 
-settings.register_profile("ci", deadline=None, derandomize=os.environ.get("ORCHARD_TEST_RANDOM", "") in ("", "0"))
+# ORCHARD_TEST_EXAMPLES=400 make test tries more of whatever has no number of its own.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=os.environ.get("ORCHARD_TEST_RANDOM", "") in ("", "0"),
+    max_examples=int(os.environ.get("ORCHARD_TEST_EXAMPLES", "40")),
+)
 settings.load_profile("ci")
 
 

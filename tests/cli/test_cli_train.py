@@ -201,8 +201,9 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     assert "rank 1" in err and "goes on from its last checkpoint" in err and "Traceback" not in err
 
 
+@pytest.mark.long
 @pytest.mark.loopback
-@pytest.mark.parametrize("recipe", ["pretrain", pytest.param("lora", marks=pytest.mark.long)])
+@pytest.mark.parametrize("recipe", ["pretrain", "lora"])
 def test_two_processes_learn_what_one_does(recipe: str, tmp_path: Path, base: Path, capfd: Any) -> None:
     words: tuple[Any, ...] = (*THIN, "size=1m", "split=blank", "lr=1e-2", texts(tmp_path))
     if recipe == "lora":

@@ -255,6 +255,7 @@ def random_adapter(adapters: Adapters, path: Path, rank: int) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_the_default_model_with_an_adapter_is_its_float32_reading_with_it(smollm2: Path, tmp_path: Path) -> None:
     """The bounds are those of the engine's benchmark, which is about the model alone, with room for so few tokens."""

@@ -112,6 +112,7 @@ def test_follows_gives_the_score_of_the_checks(base: Path, monkeypatch: pytest.M
     assert follows(model) == follow(checks, lambda prompts: said).by_kind
 
 
+@pytest.mark.long
 def test_healing_may_hold_states_block_by_block(base: Path, tmp_path: Path) -> None:
     small: dict[str, Any] = {"held": 64, "looked": 128, "length": 32, "rows": 4, "dtype": "float32", "tokens": 512}
     plan = ["share-kv:last=1", "heal:states=1.0,lr=1e-2"]

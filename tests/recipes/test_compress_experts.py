@@ -57,6 +57,7 @@ def _report(made: Compressed) -> Any:
     return Report.load(made.to_dict()["report"])
 
 
+@pytest.mark.long
 def test_interrupted_in_any_round_it_goes_on(base: Path, made: Compressed, tmp_path: Path) -> None:
     stops: list[str] = []
 

@@ -133,6 +133,7 @@ def test_blocks_that_read_another_layers_keys_are_compiled_and_train_the_same() 
     assert found["losses"] == pytest.approx(plain["losses"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_what_was_compiled_for_other_models_does_not_use_up_a_models_compilations() -> None:
     """Torch compiles one function a few times only; a teacher, and every step of a plan before this one, would count."""
     ids, here = torch.zeros(1, 8, dtype=torch.long), torch.arange(8)[None]

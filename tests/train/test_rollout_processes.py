@@ -38,7 +38,8 @@ def on_one(folder: Path, runner: str) -> dict[str, Any]:
     return _ONE[runner]
 
 
-@pytest.mark.parametrize(("runner", "shard"), [("alone", True), pytest.param("auto", False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("runner", "shard"), [("alone", True), ("auto", False)])
 def test_two_processes_write_and_learn_what_one_does(tmp_path: Path, runner: str, shard: bool) -> None:
     alone, both = on_one(tmp_path, runner), run(tmp_path, size=2, runner=runner, shard=shard)
     assert both["texts"] == alone["texts"] and len(both["texts"]) == 8

@@ -36,7 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "said",
     [
         {"mesh": {}, "micro": 1, "every": 1},
-        {"mesh": {"pipeline": 2}, "micro": 2},
+        pytest.param({"mesh": {"pipeline": 2}, "micro": 2}, marks=pytest.mark.long),
     ],
     ids=["sharded, micro-batches, recomputed", "pipeline"],
 )
