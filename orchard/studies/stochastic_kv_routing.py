@@ -95,7 +95,7 @@ def run(scale: str, seed: int) -> Outcome:
             "layers kept, loss": [[name, round(one, 4)] for name, one in halves.items()],
         },
         notes=notes,
-        reasons=reasons(values, size.ground.tokens),
+        reasons=reasons(values, size),
         config=asdict(size),
     )
 
@@ -126,19 +126,28 @@ def _over(one: float, other: float) -> float:
     return max(one, 0.0) / other if other > 0 else 0.0 if one <= 0 else float("inf")
 
 
-def reasons(values: dict[str, Any], tokens: int) -> dict[str, str]:
+def reasons(values: dict[str, Any], size: Size) -> dict[str, str]:
     """Why a claim may fail whatever routing is worth."""
     found: dict[str, str] = {}
     if values["d_base_50"].value <= 0 or values["d_base_25"].value <= 0:
         why = "the base loses nothing without these keys and values: it has learnt too little to need them"
         found |= dict.fromkeys(("half", "quarter", "tuned-half", "tuned-quarter"), why)
-    late = (
-        f"a routed model learns later, for each layer reads its own keys and values in half of the passes only, and "
-        f"{tokens / 1e6:.1f} million tokens are few (published: 34 billion). With all layers its loss is "
-        f"{values['over_base'].value:.3f} of the base's"
-    )
-    if values["over_base"].value > 1.03:
-        found["whole"] = late
-        if values["over_shallow"].value > 1:
-            found["deep"] = late
+    bounds = {claim.id: claim.bound for claim in CLAIMS}
+    for prefix, names, share in (
+        ("", {"whole": "over_base", "deep": "over_shallow"}, 1.0),
+        ("tuned-", {"whole": "tuned_over_base", "deep": "tuned_d50_over_shallow"}, size.tuned),
+    ):
+        behind = values[names["whole"]].value
+        if bounds[f"{prefix}whole"].holds(behind):
+            continue
+        why = (
+            "a routed model learns later, for each layer reads its own keys and values in about half of the passes only, and "
+            f"{share * size.ground.tokens / 1e6:.2f} million tokens are few (published: 34 billion, or 50,000 steps of tuning): "
+            f"with all layers its loss is {behind:.3f} of the base's"
+        )
+        found |= {
+            f"{prefix}{name}": why
+            for name, of in names.items()
+            if not bounds[f"{prefix}{name}"].holds(values[of].value)
+        }
     return found
