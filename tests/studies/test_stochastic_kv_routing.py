@@ -44,6 +44,12 @@ def test_claims_are_judged_by_what_is_lost() -> None:
     wanted = {"d50": 0.2, "d25": 0.3, "tuned_d50": 0.4, "tuned_d25": 0.6, "over_base": 1.02, "cla_over_25": 1.25}
     wanted |= {"over_shallow": 1.2 / 1.3, "tuned_d25_over_cla": 1.2, "tuned_d50_over_shallow": 4 / 3}
     assert {name: values[name] for name in wanted} == pytest.approx(wanted)
+    assert stochastic_kv_routing.reasons(stochastic_kv_routing.compared(loss), TINY) == {}
+    loss["rcla"]["100"], loss["base"]["50"], loss["tuned"]["100"] = 1.1, 0.9, 1.2
+    why = stochastic_kv_routing.reasons(stochastic_kv_routing.compared(loss), TINY)
+    assert "1.100 of the base's" in why["whole"] and "1.200 of the base's" in why["tuned-whole"]
+    assert not {"deep", "tuned-deep"} & why.keys(), "these hold"
+    assert "too little to need them" in why["half"]
 
 
 def test_it_runs_on_models_that_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
