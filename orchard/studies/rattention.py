@@ -14,7 +14,7 @@ window, and a window of 8 w. Facts have to be combined in several steps, which o
 have no global layer at all, and learn single facts. Parts: `orchard.nn.attention.RAttention`, `orchard.ops.linear_attention`,
 `orchard.cache.residue`, `LocalGlobal(mixer="rattention")`.
 
-What differs from the paper: facts instead of web text; symbols instead of bytes, one for each that occurs; AdamW, not RMSProp;
+What differs from the paper: facts instead of web text; symbols instead of bytes, one for each that occurs; Muon, not RMSProp;
 the small scale (w = 4, 64 symbols, 4 layers of width 32) is what two processors train in minutes, and the full scale has the
 widths of the note that this study follows (w = 16, 512 symbols, 8 layers of width 128). Bytes are counted for the latter at
 both scales.
