@@ -50,9 +50,9 @@ class Size:
     hidden: int = 64
     window: int = 4
     length: int = 64
-    rows: int = 32
-    steps: int = 400
-    rate: float = 1e-2
+    rows: int = 16
+    steps: int = 500
+    rate: float = 2e-2
     letters: int = 6
     hops: int = 2
     held_out: int = 128
