@@ -6,7 +6,6 @@ number of steps. Queries and keys are normalised in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchard.core.batch import Batch
 from orchard.core.config import BaseConfig
 from orchard.core.context import Context
+from orchard.core.progress import progress
 from orchard.core.seeds import fold
 from orchard.models.language import Decoder
 from orchard.nn.attention import Attention, RAttention, Rotary
@@ -26,8 +25,12 @@ from orchard.nn.mlp import GatedMLP
 from orchard.nn.norm import RMSNorm
 from orchard.nn.stack import Block, Stack
 from orchard.objectives.lm import NextToken
-from orchard.studies._afm_ground import device, learn
+from orchard.studies._afm_ground import device
 from orchard.studies._rattention_facts import Facts, told
+from orchard.train.clip import Clip
+from orchard.train.optim import Muon
+from orchard.train.schedule import Cosine
+from orchard.train.step import Step
 from orchard.transforms.local_global import LocalGlobal
 
 LONGER = 4
@@ -47,9 +50,9 @@ class Size:
     hidden: int = 64
     window: int = 4
     length: int = 64
-    rows: int = 32
-    steps: int = 400
-    rate: float = 1e-2
+    rows: int = 16
+    steps: int = 500
+    rate: float = 2e-2
     letters: int = 6
     hops: int = 2
     held_out: int = 128
@@ -60,14 +63,14 @@ class Size:
 
 
 def tree(size: Size, vocab: int) -> Decoder.Config:
-    """Every layer sees everything, with rotary positions (θ as in the paper's models)."""
+    """Every layer sees everything, with rotary positions."""
     mixer = Attention.Config(
         heads=size.heads,
         kv_heads=size.heads,
         head_dim=size.head_dim,
         q_norm=RMSNorm.Config(),
         k_norm=RMSNorm.Config(),
-        rotary=Rotary.Config(theta=500_000.0),
+        rotary=Rotary.Config(),
     )
     block = Block.Config(mixer=mixer, mlp=GatedMLP.Config(hidden_dim=size.hidden))
     stack = Stack.Config(layers=[block.clone() for _ in range(size.layers)])
@@ -100,22 +103,33 @@ def local_only(size: Size, vocab: int) -> dict[str, Decoder.Config]:
 
 
 def built(config: BaseConfig, seed: int) -> Decoder:
-    """A fresh model. Linear maps begin as large as keeps activations even, or narrow models stay on a plateau for long."""
+    """A fresh model. Linear maps begin as large as keeps activations even, or narrow models stay on a plateau for long; those
+    that lead back into the stream begin smaller, by how many of them add up."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold(seed, "weights"))
         model: Decoder = config.build()
         for name, part in sorted(model.named_modules()):
             if isinstance(part, Weight):
                 torch.manual_seed(fold(seed, "weights", name))
-                part.assign(torch.empty(part.shape).normal_(std=part.shape[-1] ** -0.5))
+                back = name.endswith((".o", ".down"))
+                std = (part.shape[-1] * (2 * len(model.stack.layers) if back else 1)) ** -0.5
+                part.assign(torch.empty(part.shape).normal_(std=std))
     return model.to(device())
 
 
 def trained(config: BaseConfig, size: Size, facts: Facts, seed: int, title: str) -> Decoder:
+    """Muon, which finds out about far facts in fewer steps than AdamW in all of these models; a cosine, clipped at 1."""
     model = built(config, seed)
-    read: Iterator[Batch] = (told(facts, size.rows, size.length, seed, step).batch for step in range(size.steps))
-    objective = NextToken.Config().build()
-    return learn(model, objective, read, size.steps, size.rate, seed=seed, title=title, decay=0.01)
+    optimizer = Muon.Config(lr=size.rate, decay=0.01).build(named_parameters=list(model.named_parameters()))
+    schedule = Cosine.Config(warmup=max(1, size.steps // 20), steps=size.steps, floor=0.05).build()
+    dtype = "bfloat16" if device().type == "cuda" else "float32"
+    clip, objective = Clip.Config().build(), NextToken.Config().build()
+    step = Step(model, objective, optimizer, schedule, clip, micro=None, dtype=dtype, seed=seed)
+    with progress(title, total=size.steps, unit="steps") as advance:
+        for number in range(size.steps):
+            batch = told(facts, size.rows, size.length, seed, number).batch
+            advance(note=f"loss {step(batch, number, tokens=batch.tokens).loss:.3f}")
+    return model.eval()
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

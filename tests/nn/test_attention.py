@@ -12,7 +12,7 @@ from torch import Tensor
 from orchard.cache.store import Store
 from orchard.core.context import Context, KVView, Rotate
 from orchard.core.errors import ConfigError
-from orchard.nn.attention import Attention, Rotary
+from orchard.nn.attention import Attention, RAttention, Rotary
 from orchard.nn.norm import RMSNorm
 from tests.matrix import axes
 
@@ -46,9 +46,24 @@ def naive(module: Attention, x: Tensor) -> Tensor:
                 score = scale * _turn(module, q[t][h], t) @ _turn(module, k[s][group], s)
                 scores.append(score if cfg.softcap is None else cfg.softcap * torch.tanh(score / cfg.softcap))
             weights = [math.exp(score) for score in scores]
-            heads.append(sum(w * v[first + i][group] for i, w in enumerate(weights)) / sum(weights))
+            y = sum(w * v[first + i][group] for i, w in enumerate(weights)) / sum(weights)
+            heads.append(_with_far(module, y, h, q[t][h], [one[group] for one in k[:first]], [one[group] for one in v]))
         rows.append(module.o.weight @ torch.cat(heads))
     return torch.stack(rows)
+
+
+def _with_far(module: Attention, near: Tensor, head: int, q: Tensor, k: list[Tensor], v: list[Tensor]) -> Tensor:
+    """RATTENTION: what lies before the window, by features of unrotated queries and keys; both halves normalised."""
+    if not isinstance(module, RAttention):
+        return near
+    far = torch.zeros_like(near)
+    for one, value in zip(k, v):
+        far += sum((sign * q).softmax(0) @ (sign * one).softmax(0) for sign in (1, -1)) * value
+    halves = []
+    for norm, y in ((module.near_norm, near), (module.far_norm, far)):
+        gains = norm.weight[head * len(y) : (head + 1) * len(y)]
+        halves.append(y / math.sqrt(float(y @ y) / len(y) + norm.config.eps) * gains)
+    return halves[0] + halves[1]
 
 
 def _heads(linear: Any, norm: RMSNorm | None, cfg: Any, row: Tensor, heads: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ from orchard.cli.main import main
 from orchard.core.errors import BadFile, ConfigError, UnsupportedFormat, UsageError
 from orchard.models.zoo import families
 from orchard.models.zoo.tracks import NAME
+from orchard.nn.attention import RAttention
 from orchard.nn.moe import MoE
 from orchard.nn.norm import RMSNorm
 from orchard.nn.tracks import Tracks
@@ -38,8 +39,9 @@ def asked(folder: Path, **arguments: Any) -> Run.Config:
     return get_change("local-global")(cfg, window=8, **arguments)
 
 
-def test_pretrained_written_read_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = asked(tmp_path).build(folder=tmp_path / "run")
+@pytest.mark.parametrize("mixer", ["attention", "rattention"])
+def test_pretrained_written_read_and_asked(mixer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = asked(tmp_path, mixer=mixer).build(folder=tmp_path / "run")
     report = run.start()
     assert f"the model is in {run.result}" in report.notes
     facts = json.loads((run.result / "config.json").read_text())
@@ -50,6 +52,9 @@ def test_pretrained_written_read_and_asked(tmp_path: Path, capsys: pytest.Captur
     model = orchard.load(run.result, dtype="float32")
     assert torch.equal(model.logits(ids), wanted)
     assert isinstance(model.config.stack.layers[0], Tracks.Config)
+    assert (
+        (facts.get("sliding_mixer") == "rattention") is bool(model.config.find(RAttention)) is (mixer == "rattention")
+    )
     assert main(["show", str(run.result)]) == 0
     assert "2 of width 128, each 2 tracks of 2 layers" in capsys.readouterr().out
     answers = [model.generate("The number 3", max_tokens=8, seed=1).ids]
@@ -73,8 +78,19 @@ def test_words_say_everything_or_say_what_they_cannot() -> None:
     normed: Any = mixed.clone()
     for layer in normed.stack.layers:
         layer.mixer.q_norm = layer.mixer.k_norm = RMSNorm.Config(eps=1e-5)
-    tracks, near = ParallelTracks(tracks=2, depth=2), LocalGlobal(window=8)
-    for tree in (tracks(heads), near(heads), near(tracks(mixed)), near(tracks(normed))):
+    tracks, near, sums = (
+        ParallelTracks(tracks=2, depth=2),
+        LocalGlobal(window=8),
+        LocalGlobal(window=8, mixer="rattention"),
+    )
+    for tree in (
+        tracks(heads),
+        near(heads),
+        near(tracks(mixed)),
+        near(tracks(normed)),
+        sums(heads),
+        sums(tracks(mixed)),
+    ):
         family, words = words_of(tree.complete())
         assert family.name == NAME
         assert json.loads(json.dumps(words)) == words
@@ -97,6 +113,7 @@ def test_a_config_from_outside_is_held_to_what_a_model_can_be() -> None:
         ("layer_types", ["full_attention"]),
         ("expert_layers", [1]),
         ("rope_on_full_attention", "no"),
+        ("sliding_mixer", "linear"),
     ):
         with pytest.raises(BadFile):
             family.tree({**words, field: value})
