@@ -91,6 +91,10 @@ class CommVQ(Configurable, Codec):
             self._books[key] = books.for_heads(like.shape[1]).to(like.device)
         return self._books[key]
 
+    def check(self) -> None:
+        """`BadFile` where the codebooks are not what this codec needs."""
+        self._read()
+
     def _read(self) -> Codebooks:
         cfg = self.config
         found = read_fitted(cfg.file, KIND, layer=cfg.layer, model=cfg.model)
