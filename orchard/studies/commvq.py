@@ -161,7 +161,7 @@ def losses(
 
 def _both(books: Codebooks) -> tuple[codes.Coder, codes.Coder]:
     def values(y: Tensor) -> Tensor:
-        return vq.decode_values(books, *vq.encode_values(books, y[None]))[0]
+        return vq.decode_values(books, *vq.encode_values(books, y[None], codes.BEAM))[0]
 
     return codes.coded_keys(books), values
 

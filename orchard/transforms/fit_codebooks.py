@@ -50,7 +50,6 @@ class FitCodebooks(Transform):
     weighted: bool = True
     soft: int = 3
     steps: int = 5
-    passes: int = 1
     seed: int = 0
 
     looks: ClassVar[bool] = True
@@ -114,7 +113,6 @@ class FitCodebooks(Transform):
             metric=metric,
             soft=self.soft,
             steps=self.steps,
-            passes=self.passes,
             seed=self.seed,
         )
 

@@ -45,11 +45,15 @@ class CommVQ(Configurable, Codec):
         words: int = 16
         sinks: int = 4
         """The first so many tokens are kept as they are."""
+        beam: int = 8
+        """Beginnings that encoding goes on with; 1: the best alone. Reading does not depend on it."""
 
     def __init__(self, cfg: Config) -> None:
         bits = cfg.words.bit_length() - 1
         if cfg.rounds < 1 or cfg.sinks < 0 or cfg.sinks > 255:
             raise ConfigError(f"{cfg.rounds} rounds and {cfg.sinks} sinks", hint="use rounds ≥ 1 and up to 255 sinks")
+        if cfg.beam < 1:
+            raise ConfigError(f"a beam of {cfg.beam}", hint="use 1 or more")
         if cfg.words != 1 << bits or not 2 <= cfg.words <= 64:
             raise ConfigError(f"{cfg.words} codewords a half", hint="use a power of two from 2 to 64")
         self.config = cfg
@@ -63,7 +67,8 @@ class CommVQ(Configurable, Codec):
 
     def encode(self, x: Tensor, role: Role) -> Parts:
         books = self.books(x)
-        codes, scale = vq.encode_keys(books, x) if role == "k" else vq.encode_values(books, x)
+        encode = vq.encode_keys if role == "k" else vq.encode_values
+        codes, scale = encode(books, x, self.config.beam)
         return {"codes": vq.packed(codes.flatten(3), self.bits), "scale": scale}
 
     def decode(self, parts: Parts, role: Role, dtype: torch.dtype) -> Tensor:
