@@ -17,7 +17,7 @@ Coder = Callable[[Tensor], Tensor]
 """[H, N, D] → the same after it was kept in few bits."""
 GROUP = 32
 BEAM = 8
-"""As the codec has it."""
+"""As `FitCodebooks` has it."""
 
 
 def two_levels(x: Tensor, steps: int = 20) -> Coder:

@@ -45,6 +45,8 @@ class FitCodebooks(Transform):
     rounds: int | None = None
     words: int = 16
     sinks: int = 4
+    beam: int = 8
+    """How thoroughly codes are looked for when a token is kept."""
     tokens: int = 8192
     """So many of the texts are fitted to."""
     weighted: bool = True
@@ -126,6 +128,7 @@ class FitCodebooks(Transform):
                 rounds=self.rounds_of(mixer.head_dim),
                 words=self.words,
                 sinks=self.sinks,
+                beam=self.beam,
             )
         return tree.complete()
 

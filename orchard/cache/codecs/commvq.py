@@ -45,7 +45,7 @@ class CommVQ(Configurable, Codec):
         words: int = 16
         sinks: int = 4
         """The first so many tokens are kept as they are."""
-        beam: int = 8
+        beam: int = 1
         """Beginnings that encoding goes on with; 1: the best alone. Reading does not depend on it."""
 
     def __init__(self, cfg: Config) -> None:
