@@ -50,10 +50,10 @@ class CommVQ(Configurable, Codec):
 
     def __init__(self, cfg: Config) -> None:
         bits = cfg.words.bit_length() - 1
-        if cfg.rounds < 1 or cfg.sinks < 0 or cfg.sinks > 255:
-            raise ConfigError(f"{cfg.rounds} rounds and {cfg.sinks} sinks", hint="use rounds ≥ 1 and up to 255 sinks")
-        if cfg.beam < 1:
-            raise ConfigError(f"a beam of {cfg.beam}", hint="use 1 or more")
+        if not 1 <= cfg.rounds <= 1024 or not 0 <= cfg.sinks <= 255:
+            raise ConfigError(f"{cfg.rounds} rounds and {cfg.sinks} sinks", hint="use 1 to 1024 rounds, 0 to 255 sinks")
+        if not 1 <= cfg.beam <= 256:
+            raise ConfigError(f"a beam of {cfg.beam}", hint="use 1 to 256")
         if cfg.words != 1 << bits or not 2 <= cfg.words <= 64:
             raise ConfigError(f"{cfg.words} codewords a half", hint="use a power of two from 2 to 64")
         self.config = cfg
