@@ -1,14 +1,15 @@
 """The model of `epicache`: a small transformer that learns to look facts up, in chats that grow as it gets better.
 
 Two things are given to it at the beginning, because finding them takes a model this small most of its steps: two heads of the
-first layer look one and two tokens back, and in later layers keys are read from a token as queries are, so that like looks at like.
-Everything is learnt from there on.
+first layer look one and two tokens back, and in later layers keys are read from a token as queries are, so that like looks at
+like. Everything is learnt from there on.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -74,7 +75,8 @@ def built(size: Size, seed: int) -> Decoder:
         for part in model.modules():
             if isinstance(part, Weight):
                 part.assign(torch.empty(part.shape).normal_(std=part.shape[-1] ** -0.5))
-    first, *later = (layer.mixer for layer in model.stack.layers)
+    mixers: list[Any] = [layer.mixer for layer in model.stack.layers]
+    first, *later = mixers
     with torch.no_grad():
         for head in range(min(2, size.heads)):
             look_back(first, head, head + 1)
@@ -83,9 +85,8 @@ def built(size: Size, seed: int) -> Decoder:
     return model.to(device())
 
 
-def look_back(mixer: Attention, head: int, tokens: int, strength: float = 5.0, pairs: int = 4) -> None:
+def look_back(mixer: Any, head: int, tokens: int, strength: float = 5.0, pairs: int = 4) -> None:
     """Let a head begin by looking so many tokens back: a query and a key that are the same for all tokens, apart by that turn."""
-    assert mixer.rotary is not None and mixer.k is not None
     turns = mixer.rotary.frequencies(torch.device("cpu"))
     start = head * mixer.config.head_dim
     for place, angle in enumerate((turns[:pairs] * tokens).tolist()):

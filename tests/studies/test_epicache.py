@@ -13,7 +13,7 @@ from orchard.studies import epicache, study
 from orchard.studies._epicache_model import Size, built
 from orchard.studies._epicache_ways import Reader, ask, divergence
 
-TINY = Size(dim=16, layers=2, heads=2, head_dim=8, steps=3, facts=16, chats=1, oracle=2, medoids=2, alphas=(1.0, 2.0))
+TINY = Size(dim=16, layers=2, heads=2, head_dim=8, steps=3, facts=16, chats=1, oracle=1, medoids=2, alphas=(1.0,))
 
 
 def test_chats_say_every_fact_once_and_stay_with_a_topic() -> None:
