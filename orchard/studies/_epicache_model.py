@@ -36,10 +36,10 @@ class Size:
     """How large everything is."""
 
     dim: int = 64
-    layers: int = 3
+    layers: int = 4
     heads: int = 2
     head_dim: int = 32
-    steps: int = 800
+    steps: int = 500
     rate: float = 4e-3
     facts: int = 128
     """Of a chat that is asked about: 4 tokens each."""
