@@ -1,4 +1,4 @@
-"""A sequence under a budget in torch and on the native engine: the same tokens stay, and the same is said about what comes next."""
+"""A sequence under a budget in torch and on the native engine: the same tokens stay, and the same comes next."""
 
 from __future__ import annotations
 
