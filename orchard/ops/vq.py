@@ -98,6 +98,13 @@ class Codebooks:
             return self
         return Codebooks(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
+    def for_heads(self, heads: int) -> Codebooks:
+        """Codebooks of one head for several."""
+        if self.heads == heads:
+            return self
+        each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Codebooks(**{name: tensor.expand(heads, *tensor.shape[1:]) for name, tensor in each.items()})
+
     @cached_property
     def key_words(self) -> Tensor:
         """c and i·c as plain channels: [H, R, 2n, D]."""
@@ -212,8 +219,7 @@ def _encode(x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Ten
         energy = energy + ((2 * made + word) * probe).sum(-1, keepdim=True)
         made, left = made + word, left - word
         codes.append(pair)
-    best_norm = norm * overlap / energy.clamp_min(1e-12)
-    prescale = torch.where(best_norm > 0, best_norm, norm).clamp_max(65504.0).to(torch.float16)
+    prescale = (norm * overlap / energy.clamp_min(1e-12)).clamp(0.0, 65504.0).to(torch.float16)
     indices = torch.stack(codes, dim=2) - torch.tensor([0, n], device=x.device)
     return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))
 

@@ -2,8 +2,8 @@
 
 Each round models what the rounds before it left over. Vectors belong to sums a_A + b_B of two codewords, first softly and ever
 harder as a temperature falls, then hard as encoding will have it; codewords are solved for by weighted least squares. For keys
-b = i·a: with z = e_A + i·e_B for each vector, (Σ zᴴz) c = Σ zᴴx for the n complex vectors c, where Σ zᴴz has only the masses of A,
-of B and of pairs in it. For values a and b are free, and both are solved for together.
+b = i·a: with z = e_A + i·e_B for each vector, (Σ zᴴz) c = Σ zᴴx for the n complex vectors c, where Σ zᴴz has only the masses of
+A, of B and of pairs in it. For values a and b are free, and both are solved for together.
 
 When all rounds are there, all codewords are solved for once more, together, given the codes that encoding chooses (`refined`): a
 round then makes up for what later ones choose. It is kept only where the error of encoding falls.
@@ -24,8 +24,8 @@ from orchard.ops.vq import Codebooks, flat, paired, turned
 
 SMALL = 1e-4
 """Mass that every codeword is given beside its vectors, as a share of the mean mass: empty ones stay solvable and go to zero."""
-SOFT = 2048
-"""Vectors that the soft steps look at: they only find where to begin."""
+SOFT, HARD = 2048, 4096
+"""Vectors that a step looks at, drawn anew for each: soft steps only find where to begin."""
 
 
 def fit(
@@ -36,9 +36,9 @@ def fit(
     words: int = 16,
     weight: Tensor | None = None,
     metric: Tensor | None = None,
-    soft: int = 4,
-    steps: int = 6,
-    passes: int = 2,
+    soft: int = 3,
+    steps: int = 5,
+    passes: int = 1,
     seed: int = 0,
 ) -> Codebooks:
     """Codebooks for unrotated keys and values [H, N, D]: `rounds` of keys and twice as many of values, `words` in each.
@@ -98,20 +98,27 @@ def _rounds(x: Tensor, rounds: int, n: int, soft: int, steps: int, dice: torch.G
     left, found = x, []
     for _ in range(rounds):
         ab = _begin(left, n, dice, tied)
-        some = left[:, torch.randperm(left.shape[1], generator=dice)[:SOFT].to(left.device)]
         for step in range(soft):
+            some = _some(left, SOFT, dice)
             heat = 0.3 * 0.01 ** (step / max(soft - 1, 1))
             scores = _scores(some, ab)
             share = (scores / (scores.std() * heat).clamp_min(1e-12)).softmax(-1).unflatten(-1, (n, n))
             ab = _solved(some, share.sum(-1), share.sum(-2), share.sum(1), tied)
         for _ in range(steps):
-            a, b = _nearest(left, ab)
+            some = _some(left, HARD, dice)
+            a, b = _nearest(some, ab)
             joint = torch.stack([torch.bincount(both, minlength=n * n) for both in a * n + b])
             shares = one_hot(a, n).to(x.dtype), one_hot(b, n).to(x.dtype)
-            ab = _solved(left, *shares, joint.unflatten(1, (n, n)).to(x.dtype), tied)
+            ab = _solved(some, *shares, joint.unflatten(1, (n, n)).to(x.dtype), tied)
         left = left - _sum(ab, *_nearest(left, ab))
         found.append(ab)
     return torch.stack(found, dim=1)
+
+
+def _some(x: Tensor, count: int, dice: torch.Generator) -> Tensor:
+    if x.shape[1] <= count:
+        return x
+    return x[:, torch.randperm(x.shape[1], generator=dice)[:count].to(x.device)]
 
 
 def _begin(x: Tensor, n: int, dice: torch.Generator, tied: bool) -> Tensor:

@@ -28,6 +28,7 @@ def _functions() -> ctypes.CDLL:
     handle, number, pointer = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "open": (number, [handle, handle, number, pointer, number, number]),
+        "memory": (ctypes.c_size_t, [handle, number]),
         "tokens": (number, [handle, number]),
         "room": (number, [handle, number]),
         "rows": (number, [handle, number]),
@@ -89,6 +90,11 @@ class KeptSequence:
     def tokens(self) -> int:
         """The position of the next token, which is what the longest head has."""
         return int(self._calls.orchard_kept_tokens(self.stores.handle, self.sequence))
+
+    @property
+    def memory(self) -> int:
+        """Bytes taken for keys and values, rows that only look included."""
+        return int(self._calls.orchard_kept_memory(self.stores.handle, self.sequence))
 
     @property
     def room(self) -> int:
