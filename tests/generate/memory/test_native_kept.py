@@ -254,6 +254,25 @@ def test_saved_and_restored() -> None:
         assert all(np.array_equal(before[name], value) for name, value in other.save().items())
 
 
+def test_going_back_and_beginning_again() -> None:
+    native = runner(tiny())
+    kept = NativeKept(native, budget=16, block=12, scoring="snap", heads="flat")
+    kept.read(some(70))
+    kept.evict()
+    more = some(7, seed=2)
+    first = kept.read(more, wanted=7)
+    kept.back(7)
+    assert np.array_equal(kept.read(more, wanted=7), first)
+    with pytest.raises(ValueError, match="fewer than the 99"):
+        kept.back(99)
+    size = kept.nbytes
+    kept.clear()
+    assert kept.used == 0 and kept.nbytes == size
+    fresh = NativeKept(native, budget=16, block=12, scoring="snap", heads="flat")
+    ids = some(60, seed=4)
+    assert np.array_equal(kept.read(ids, wanted=9), fresh.read(ids, wanted=9))
+
+
 @pytest.mark.parametrize(("codec", "step"), [("int8", 1 / 127), ("bf16", 2**-8)])
 def test_many_small_turns_add_up(codec: str, step: float) -> None:
     """Turns that rounding would swallow, each by itself, are all there in the end; what is lost stays a few steps."""
