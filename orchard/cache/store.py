@@ -54,10 +54,11 @@ class Store(Configurable):
             window = policy.native_window() if "native_window" in vars(type(policy)) else None
             if window is None:
                 raise UnsupportedPair(f"the policy {type(policy).__name__} has no native form", hint="it runs in torch")
-            books: Books | None = codec.native_books() if name == "vq" else None
+            books: Books | None = codec.native_books(self.heads, self.dim) if name == "vq" else None
             if books is not None and window[0]:
                 raise UnsupportedPair("codes with a window have no native form", hint="it runs in torch")
-            return NativeStore(name, *window, books=books)
+            keep, sinks = window
+            return NativeStore(name, keep, sinks, books)
 
     def __init__(self, cfg: Config, *, slots: Slots, dtype: torch.dtype, device: torch.device | None = None) -> None:
         if cfg.owner is not None:

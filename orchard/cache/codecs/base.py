@@ -47,7 +47,7 @@ class Codec(ABC):
     sinks: int = 0
     """The first so many tokens of a sequence are kept beside the slots, as they are (`cache/exact.py`)."""
 
-    def native_books(self) -> Books:
+    def native_books(self, heads: int, dim: int) -> Books:
         """The codebooks of a codec whose native name is "vq"."""
         raise UnsupportedPair(f"the codec {type(self).__name__} has no codebooks", hint="it runs in torch")
 

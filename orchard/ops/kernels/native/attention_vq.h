@@ -39,44 +39,49 @@ struct Vq {
         x = turned;
     }
 
-    // c[A] + i c[B] of one round, from lane `at` on.
-    void one_round(const int16_t* round, const uint8_t* pair, int at, S& re, S& im) const {
-        const int16_t *first = round + (size_t)pair[0] * 2 * lanes + at, *second = round + (size_t)pair[1] * 2 * lanes + at;
-        re = L::sub_short(L::load_short(first), L::load_short(second + lanes));
-        im = L::add_short(L::load_short(first + lanes), L::load_short(second));
-    }
-
-    // One key in units, rotated by `turns` (cosines, then sines; null: not at all): row [2][lanes].
-    void key_row(int slot, const float* turns, float* row) const {
-        uint8_t indices[2 * VQ_MOST_ROUNDS + 8];
-        const uint8_t* codes = key(slot);
-        vq_indices(codes, b.key_bits, 2 * b.key_rounds, indices);
-        const F prescale = L::set(vq_prescale(codes + b.key_bytes() - 2));
-        const size_t word = (size_t)2 * lanes;
-        const int16_t* table = b.steps.data() + (size_t)head * b.key_rounds * b.key_words * word;
+    // Keys in units, rotated by `turns` (cosines, then sines, of each slot; null: not at all): rows [2][lanes]. LANES: known lanes, or 0.
+    template <int LANES>
+    void coded_rows(int first, int last, const float* turns, float* rows) const {
+        const int lanes = LANES ? LANES : this->lanes, rounds = b.key_rounds, bits = b.key_bits, bytes = b.key_bytes();
+        const size_t word = (size_t)2 * lanes, round_size = b.key_words * word;
+        const int16_t* table = b.steps + (size_t)head * rounds * round_size;
         const float* offset = b.offset.data() + (size_t)head * word;
-        for (int from = 0; from < lanes; from += CHUNK) {
-            S x[SHORTS], y[SHORTS];
-            const int16_t* round = table + from;
-            for (int i = 0; i < SHORTS; i++) one_round(round, indices, i * 2 * W, x[i], y[i]);
-            for (int r = 1; r < b.key_rounds; r++) {
-                round += b.key_words * word;
+        const uint8_t* codes = key(first);
+        uint8_t all_indices[VQ_BLOCK][2 * VQ_MOST_ROUNDS];
+        vq_indices(codes, bytes, last - first, bits, 2 * rounds, all_indices[0], sizeof all_indices[0]);
+        for (int slot = first; slot < last; slot++, codes += bytes, rows += word) {
+            const uint8_t* indices = all_indices[slot - first];
+            const F prescale = L::set(vq_prescale(codes + bytes - 2));
+            for (int from = 0; from < lanes; from += CHUNK) {
+                S x[SHORTS], y[SHORTS];
+                const int16_t *first_word = table + indices[0] * word + from, *second_word = table + indices[1] * word + from;
                 for (int i = 0; i < SHORTS; i++) {
-                    S re, im;
-                    one_round(round, indices + 2 * r, i * 2 * W, re, im);
-                    x[i] = L::add_short(x[i], re), y[i] = L::add_short(y[i], im);
+                    x[i] = L::sub_short(L::load_short(first_word + i * 2 * W), L::load_short(second_word + lanes + i * 2 * W));
+                    y[i] = L::add_short(L::load_short(first_word + lanes + i * 2 * W), L::load_short(second_word + i * 2 * W));
+                }
+                const int16_t* round = table + from;
+                for (int r = 1; r < rounds; r++) {
+                    round += round_size;
+                    first_word = round + indices[2 * r] * word, second_word = round + indices[2 * r + 1] * word;
+                    for (int i = 0; i < SHORTS; i++) {
+                        x[i] = L::add_short(x[i], L::load_short(first_word + i * 2 * W));
+                        y[i] = L::add_short(y[i], L::load_short(first_word + lanes + i * 2 * W));
+                        x[i] = L::sub_short(x[i], L::load_short(second_word + lanes + i * 2 * W));
+                        y[i] = L::add_short(y[i], L::load_short(second_word + i * 2 * W));
+                    }
+                }
+                for (int i = 0; i < SHORTS; i++) {
+                    F re[2], im[2];
+                    L::widen(x[i], re[0], re[1]), L::widen(y[i], im[0], im[1]);
+                    for (int side = 0; side < 2; side++) {
+                        const int at = from + (2 * i + side) * W;
+                        F a = L::fma(re[side], prescale, L::load(offset + at)), c = L::fma(im[side], prescale, L::load(offset + lanes + at));
+                        if (turns) turn(a, c, turns + at, turns + lanes + at);
+                        L::store(rows + at, a), L::store(rows + lanes + at, c);
+                    }
                 }
             }
-            for (int i = 0; i < SHORTS; i++) {
-                F re[2], im[2];
-                L::widen(x[i], re[0], re[1]), L::widen(y[i], im[0], im[1]);
-                for (int side = 0; side < 2; side++) {
-                    const int at = from + (2 * i + side) * W;
-                    F a = L::fma(re[side], prescale, L::load(offset + at)), c = L::fma(im[side], prescale, L::load(offset + lanes + at));
-                    if (turns) turn(a, c, turns + at, turns + lanes + at);
-                    L::store(row + at, a), L::store(row + lanes + at, c);
-                }
-            }
+            if (turns) turns += word;
         }
     }
 
@@ -96,12 +101,14 @@ struct Vq {
 
     // Keys of slots [first, last), which lie in the block that begins at `base`. turns: of that block, a row of 2 lanes per slot.
     void key_rows(int base, int first, int last, const float* turns, float* rows) const {
-        for (int slot = first; slot < last; slot++) {
-            const float* own = turns ? turns + (size_t)(slot - base) * width : nullptr;
-            float* row = rows + (size_t)(slot - base) * width;
-            if (slot < b.exact) exact_row(slot, own, row);
-            else key_row(slot, own, row);
+        const int exact = smaller(larger(b.exact, first), last);
+        for (int slot = first; slot < exact; slot++) {
+            const size_t at = (size_t)(slot - base) * width;
+            exact_row(slot, turns ? turns + at : nullptr, rows + at);
         }
+        const size_t at = (size_t)(exact - base) * width;
+        if (lanes == CHUNK) coded_rows<CHUNK>(exact, last, turns ? turns + at : nullptr, rows + at);
+        else coded_rows<0>(exact, last, turns ? turns + at : nullptr, rows + at);
     }
 
     // A query (rotated, not scaled) in units of the keys: [2][lanes].
@@ -160,9 +167,9 @@ struct Vq {
 
     // A value, as columns; without its offset where it is made of codes.
     void value_row(int slot, float* row) const {
-        uint8_t indices[VQ_MOST_ROUNDS + 8];
+        uint8_t indices[VQ_MOST_ROUNDS];
         const uint8_t* codes = value(slot);
-        vq_indices(codes, b.value_bits, b.value_rounds, indices);
+        vq_indices(codes, 0, 1, b.value_bits, b.value_rounds, indices, 0);
         const F prescale = L::set(vq_prescale(codes + b.value_bytes() - 2));
         const size_t round = (size_t)b.value_words * b.columns;
         const float* table = b.value_rows + (size_t)head * b.value_rounds * round;
@@ -209,14 +216,17 @@ struct Vq {
     void values_by_code(int first, int last, const float* weights, int heads, float* counts, float* sums) const {
         const int words = b.value_words, rounds = b.value_rounds;
         memset(counts, 0, sizeof(float) * 4 * words * rounds);
-        for (int slot = first; slot < last; slot++, weights += 4) {
-            uint8_t indices[VQ_MOST_ROUNDS + 8];
-            const uint8_t* codes = value(slot);
-            vq_indices(codes, b.value_bits, rounds, indices);
-            const float prescale = vq_prescale(codes + b.value_bytes() - 2);
-            const Four weight = *(const Four*)weights * prescale;
-            float* at = counts;
-            for (int r = 0; r < rounds; r++, at += 4 * words) *(Four*)(at + 4 * indices[r]) += weight;
+        const int bits = b.value_bits, bytes = b.value_bytes();
+        const uint8_t* codes = value(first);
+        uint8_t indices[VQ_BLOCK][VQ_MOST_ROUNDS];
+        for (int slot = first; slot < last; slot += VQ_BLOCK) {
+            const int some = smaller(last - slot, VQ_BLOCK);
+            vq_indices(codes, bytes, some, bits, rounds, indices[0], sizeof indices[0]);
+            for (int i = 0; i < some; i++, weights += 4, codes += bytes) {
+                const Four weight = *(const Four*)weights * vq_prescale(codes + bytes - 2);
+                float* at = counts;
+                for (int r = 0; r < rounds; r++, at += 4 * words) *(Four*)(at + 4 * indices[i][r]) += weight;
+            }
         }
         const float* table = b.value_rows + (size_t)head * rounds * words * b.columns;
         by_heads<L>(heads, Products{counts, table, rounds * words, b.columns, sums});
@@ -307,11 +317,12 @@ void vq_part(const Store& store, int head, const float* q, int ldq, int count, f
     for (int from = 0; from < count; from += 4) {
         const int heads = smaller(count - from, 4);
         memset(sums, 0, sizeof(float) * 4 * columns);
-        float mass[4] = {};
+        float mass[4] = {};  // of the slots that are made of codes
         for (int r = 0; r < 4; r++) {
-            const float* own = scores + (size_t)(from + (r < heads ? r : 0)) * stride + (exact - start);
-            for (int s = 0; s < coded; s++) weights[4 * s + r] = r < heads ? own[s] : 0;
-            for (int s = 0; s < coded; s++) mass[r] += weights[4 * s + r];
+            const float* own = scores + (size_t)(from + (r < heads ? r : 0)) * stride - start;
+            for (int s = 0; s < coded; s++) weights[4 * s + r] = r < heads ? own[exact + s] : 0;
+            mass[r] = r < heads ? total[from + r] : 0;
+            for (int slot = seen.first; r < heads && slot < exact; slot++) mass[r] -= own[slot];
         }
         // What a slot costs by itself, and what the sum over all codes costs.
         if (coded > b.value_words * heads) vq.values_by_code(exact, seen.last, weights, heads, counts, sums);

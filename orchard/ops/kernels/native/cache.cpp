@@ -118,7 +118,8 @@ size_t Cache::arrange(int tokens, std::vector<Place>& places) const {
         place.width = round_up(spec.dim, 32);
         size_t scales = spec.codec == Codec::INT8 ? (size_t)spec.heads * place.capacity * 4 : 0;
         const size_t slots = (size_t)spec.heads * place.capacity;
-        place.k = take(slots * k_slot_bytes(spec, place.width)), place.v = take(slots * v_slot_bytes(spec, place.width));
+        const size_t behind = spec.books ? 8 : 0;  // codes are read eight at a time
+        place.k = take(slots * k_slot_bytes(spec, place.width) + behind), place.v = take(slots * v_slot_bytes(spec, place.width) + behind);
         place.exact = take(exact_bytes(spec));
         place.k_scale = take(scales), place.v_scale = take(scales);
         place.positions = take(spec.keep ? (size_t)place.capacity * 4 : 0);

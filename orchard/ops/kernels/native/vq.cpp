@@ -142,7 +142,7 @@ void vq_put(const Store& s, int head, int slot, const float* k, const float* v) 
 static void whole_numbers(VqBooks& b, int head) {
     const int n = b.key_words, half = b.dim / 2;
     const float* words = b.keys + (size_t)head * b.key_rounds * n * b.dim;
-    int16_t* steps = b.steps.data() + (size_t)head * b.key_rounds * n * 2 * b.lanes;
+    int16_t* steps = b.steps + (size_t)head * b.key_rounds * n * 2 * b.lanes;
     for (int p = 0; p < half; p++) {
         double most = 0;
         for (int r = 0; r < b.key_rounds; r++) {
@@ -172,7 +172,8 @@ void VqBooks::prepare() {
     lanes = round_up(half, 32), columns = round_up(dim, 32);
     for (key_bits = 0; 1 << key_bits < n;) key_bits++;
     for (value_bits = 0; 1 << value_bits < m;) value_bits++;
-    steps.assign((size_t)heads * key_rounds * n * 2 * lanes, 0);
+    step_memory.assign((size_t)heads * key_rounds * n * 2 * lanes + 32, 0);
+    steps = reinterpret_cast<int16_t*>((reinterpret_cast<uintptr_t>(step_memory.data()) + 63) / 64 * 64);
     for (std::vector<float>* table : {&unit, &inverse, &offset}) table->assign((size_t)heads * 2 * lanes, 0);
     for (int head = 0; head < heads; head++) whole_numbers(*this, head);
 

@@ -37,7 +37,8 @@ struct VqBooks {
 
     std::vector<float> key_costs, value_costs;    // of a pair of words: [heads][rounds][words][words]; values: of two rounds each
     std::vector<float> value_probes;              // codewords of values times the metric
-    std::vector<int16_t> steps;                   // codewords of keys in whole units: [heads][rounds][words][2][lanes]
+    std::vector<int16_t> step_memory;
+    int16_t* steps = nullptr;                     // 64-byte aligned, codewords of keys in whole units: [heads][rounds][words][2][lanes]
     std::vector<float> unit, inverse, offset;     // [heads][2][lanes]: the units, one over them, offsets of keys in units
     std::vector<float> padded_values;             // where dim is no multiple of 32
     const float* value_rows = nullptr;            // [heads][rounds][words][columns]
@@ -77,36 +78,37 @@ inline float vq_prescale(const uint8_t* at) {
     return y * 0x1p112f;
 }
 
-// `count` indices of BITS bits each, one byte for each. Up to 8 indices more may be written. Up to 2 bytes past the packed ones are
-// read: a row's prescale lies there.
+// `count` indices of BITS bits each, one byte for each, eight at a time: up to 7 indices more are written, and up to 8 bytes past the
+// packed ones are read (a cache has room behind its last row). Halves of a word are moved apart, then their halves, then theirs.
 template <int BITS>
 inline void vq_unpack(const uint8_t* from, int count, uint8_t* to) {
-    if (BITS == 8) {
-        __builtin_memcpy(to, from, count);
-        return;
-    }
-    int at = 0;
-    for (; at + 8 <= count; at += 8, from += BITS) {
-        uint64_t word = 0;
-        __builtin_memcpy(&word, from, BITS);
-        for (int i = 0; i < 8; i++) to[at + i] = word >> (i * BITS) & ((1 << BITS) - 1);
-    }
-    for (int bit = 0; at < count; at++, bit += BITS) {
-        uint32_t two = from[bit / 8] | (uint32_t)from[bit / 8 + 1] << 8;
-        to[at] = two >> bit % 8 & ((1 << BITS) - 1);
+    constexpr uint64_t FOUR = (1ull << 4 * BITS) - 1, TWO = ((1ull << 2 * BITS) - 1) * 0x100000001ull, ONE = ((1ull << BITS) - 1) * 0x1000100010001ull;
+    for (int at = 0; at < count; at += 8, from += BITS) {
+        uint64_t x = 0;
+        __builtin_memcpy(&x, from, BITS);
+        x = (x & FOUR) | (x >> 4 * BITS & FOUR) << 32;
+        x = (x & TWO) | (x >> 2 * BITS & TWO) << 16;
+        x = (x & ONE) | (x >> BITS & ONE) << 8;
+        __builtin_memcpy(to + at, &x, 8);
     }
 }
 
-inline void vq_indices(const uint8_t* from, int bits, int count, uint8_t* to) {
+// The same for `rows` rows that lie `bytes` apart; what they give lies `stride` apart.
+template <int BITS>
+inline void vq_unpack_rows(const uint8_t* from, int bytes, int rows, int count, uint8_t* to, int stride) {
+    for (int row = 0; row < rows; row++) vq_unpack<BITS>(from + (size_t)row * bytes, count, to + (size_t)row * stride);
+}
+
+inline void vq_indices(const uint8_t* from, int bytes, int rows, int bits, int count, uint8_t* to, int stride) {
     switch (bits) {
-        case 1: return vq_unpack<1>(from, count, to);
-        case 2: return vq_unpack<2>(from, count, to);
-        case 3: return vq_unpack<3>(from, count, to);
-        case 4: return vq_unpack<4>(from, count, to);
-        case 5: return vq_unpack<5>(from, count, to);
-        case 6: return vq_unpack<6>(from, count, to);
-        case 7: return vq_unpack<7>(from, count, to);
-        default: return vq_unpack<8>(from, count, to);
+        case 1: return vq_unpack_rows<1>(from, bytes, rows, count, to, stride);
+        case 2: return vq_unpack_rows<2>(from, bytes, rows, count, to, stride);
+        case 3: return vq_unpack_rows<3>(from, bytes, rows, count, to, stride);
+        case 4: return vq_unpack_rows<4>(from, bytes, rows, count, to, stride);
+        case 5: return vq_unpack_rows<5>(from, bytes, rows, count, to, stride);
+        case 6: return vq_unpack_rows<6>(from, bytes, rows, count, to, stride);
+        case 7: return vq_unpack_rows<7>(from, bytes, rows, count, to, stride);
+        default: return vq_unpack_rows<8>(from, bytes, rows, count, to, stride);
     }
 }
 
