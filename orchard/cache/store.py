@@ -19,6 +19,7 @@ from orchard.cache.policies.base import spread
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Attend, Context, KVView, Rotate
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.plan.codes import Books
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class NativeStore:
     codec: str
     keep: int
     sinks: int
+    books: Books | None = None
+    """Codebooks, of a codec "vq"."""
 
 
 class Store(Configurable):
@@ -51,7 +54,11 @@ class Store(Configurable):
             window = policy.native_window() if "native_window" in vars(type(policy)) else None
             if window is None:
                 raise UnsupportedPair(f"the policy {type(policy).__name__} has no native form", hint="it runs in torch")
-            return NativeStore(name, *window)
+            books: Books | None = codec.native_books(self.heads, self.dim) if name == "vq" else None
+            if books is not None and window[0]:
+                raise UnsupportedPair("codes with a window have no native form", hint="it runs in torch")
+            keep, sinks = window
+            return NativeStore(name, keep, sinks, books)
 
     def __init__(self, cfg: Config, *, slots: Slots, dtype: torch.dtype, device: torch.device | None = None) -> None:
         if cfg.owner is not None:

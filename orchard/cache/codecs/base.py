@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from orchard.core.context import Rotate
+from orchard.core.errors import UnsupportedPair
+from orchard.ops.plan.codes import Books
 from orchard.ops.vq_attend import Kept
 
 Parts = dict[str, Tensor]
@@ -44,6 +46,10 @@ class Codec(ABC):
 
     sinks: int = 0
     """The first so many tokens of a sequence are kept beside the slots, as they are (`cache/exact.py`)."""
+
+    def native_books(self, heads: int, dim: int) -> Books:
+        """The codebooks of a codec whose native name is "vq"."""
+        raise UnsupportedPair(f"the codec {type(self).__name__} has no codebooks", hint="it runs in torch")
 
     @abstractmethod
     def layout(self, dim: int, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

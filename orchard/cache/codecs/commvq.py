@@ -23,7 +23,9 @@ from orchard.cache.codecs.fitted import AGAIN, read_fitted
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.errors import BadFile, ConfigError
 from orchard.ops import vq, vq_attend
+from orchard.ops.plan.codes import Books
 from orchard.ops.vq import Codebooks
+from orchard.ops.vq_grid import on_grid
 
 KIND = "codebooks"
 
@@ -31,6 +33,7 @@ KIND = "codebooks"
 class CommVQ(Configurable, Codec):
     """`rounds` rounds of keys and twice as many of values, `words` codewords in each."""
 
+    native = "vq"
     before_rotation = True
 
     @config
@@ -83,6 +86,12 @@ class CommVQ(Configurable, Codec):
         coded = [(self.unpacked(parts), parts["scale"]) for parts in (k, v)]
         return vq_attend.Coded(self.books(k["scale"]), *coded[0], *coded[1])
 
+    def native_books(self, heads: int, dim: int) -> Books:
+        books = self.books(torch.empty(1, heads, 0))
+        if books.dim != dim:
+            raise BadFile(f"{self.config.file} is for heads of {books.dim} channels, not {dim}", hint=AGAIN)
+        return Books.of(books, self.sinks)
+
     def unpacked(self, parts: Parts) -> Tensor:
         return vq.unpacked(parts["codes"], self.bits, 2 * self.config.rounds)
 
@@ -109,7 +118,7 @@ class CommVQ(Configurable, Codec):
             raise BadFile(
                 f"{cfg.file} has {made[0]} rounds of {made[2]} codewords, not {cfg.rounds} of {cfg.words}", hint=AGAIN
             )
-        return books
+        return on_grid(books)  # here, so that torch and the native engine, which adds in whole numbers, read the same
 
 
 def codebooks_of(found: dict[str, Tensor], file: str) -> Codebooks:
