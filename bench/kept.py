@@ -1,7 +1,7 @@
 """A long conversation read under a budget of tokens on the native engine: memory, and what looking without keeping costs.
 
-Each length is read by a program of its own, so that its peak of memory is known. Reading a block and letting as many tokens look at
-the same kept ones take turns, so that whatever else the machine does hits both alike.
+Each length is read by a program of its own, so that its peak of memory is known. Reading a block and letting as many tokens look
+at the same kept ones take turns, so that whatever else the machine does hits both alike.
 """
 
 from __future__ import annotations

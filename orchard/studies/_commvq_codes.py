@@ -16,6 +16,8 @@ from orchard.ops.vq import Codebooks
 Coder = Callable[[Tensor], Tensor]
 """[H, N, D] → the same after it was kept in few bits."""
 GROUP = 32
+BEAM = 8
+"""As `FitCodebooks` has it."""
 
 
 def two_levels(x: Tensor, steps: int = 20) -> Coder:
@@ -42,7 +44,7 @@ def free_residual(x: Tensor, rounds: int, words: int, steps: int = 8, seed: int 
     """Residual vector quantisation with `words` codewords of their own in each round: what commuting is the price of."""
     offset = x.mean(1, keepdim=True)
     dice = torch.Generator().manual_seed(seed)
-    left, books = _unit(x - offset)[0], []
+    left, books = _unit(x - offset), []
     for _ in range(rounds):
         words_now = left[:, torch.randperm(left.shape[1], generator=dice)[:words].to(x.device)]
         for _ in range(steps):
@@ -56,18 +58,28 @@ def free_residual(x: Tensor, rounds: int, words: int, steps: int = 8, seed: int 
         books.append(words_now)
 
     def code(y: Tensor) -> Tensor:
-        unit, _ = _unit(y - offset)
-        made = torch.zeros_like(unit)
-        for book in books:
-            made = made + _taken(book, _nearest(unit - made, book))
+        unit = _unit(y - offset)
+        made = torch.cat([some - _left(some, books) for some in unit.split(2048, dim=1)], dim=1)
         size = ((y - offset) * made).sum(-1, keepdim=True) / made.square().sum(-1, keepdim=True).clamp_min(1e-12)
         return offset + size.half().float() * made
 
     return code
 
 
+def _left(unit: Tensor, books: list[Tensor]) -> Tensor:
+    """What a search with as many beginnings as the codec's leaves of vectors of length one."""
+    left, gained = unit[:, :, None], unit.new_zeros(*unit.shape[:2], 1)
+    for book in books:
+        gains = left @ book[:, None].mT - book.square().sum(-1)[:, None, None] / 2
+        gained, best = (gained[..., None] + gains).flatten(2).topk(BEAM, dim=-1)
+        begun, word = best // book.shape[1], best % book.shape[1]
+        taken = _taken(book, word.flatten(1)).unflatten(1, word.shape[1:])
+        left = left.gather(2, begun[..., None].expand_as(taken)) - taken
+    return left[:, :, 0]
+
+
 def coded_keys(books: Codebooks) -> Coder:
-    return lambda y: vq.decode_keys(books, *vq.encode_keys(books, y[None]))[0]
+    return lambda y: vq.decode_keys(books, *vq.encode_keys(books, y[None], BEAM))[0]
 
 
 def error(coder: Coder, y: Tensor) -> float:
@@ -108,9 +120,8 @@ def commutation(books: Codebooks, k: Tensor, frequencies: Tensor, seed: int = 0)
     return apart, float((tables - scores).abs().max() / scores.abs().max())
 
 
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    norm = x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    return x / norm, norm
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
 
 
 def _nearest(x: Tensor, words: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchard.bench.texts import TEXTS
 from orchard.core.batch import Batch
 from orchard.core.context import Context, KVView, Rotate
 from orchard.core.machine import CHECKOUT
@@ -110,11 +109,9 @@ def loss(model: Any, read: Sequence[Batch], *, coders: Any = None, stores: bool 
 
 
 def pages(tokenizer: Any, length: int, rows: int, held: bool) -> Iterator[Batch]:
-    """Rows of this project's own pages; of five pages one is held out, and short texts of many kinds with it."""
+    """Rows of this project's own pages, of which one in five is held out."""
     files = sorted([*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md")])
     chosen = [file.read_text(encoding="utf-8") for number, file in enumerate(files) if (number % 5 == 0) is held]
-    if held:
-        chosen = [*TEXTS, *chosen]
     ids: list[int] = []
     for text in chosen:
         ids += list(tokenizer.encode(text))

@@ -10,6 +10,7 @@ it, and everything is measured on other text: errors against scalar codes of the
 quantisation without the constraint, and the loss of the model with coded keys and values. At scale `full` the same is done to
 SmolLM2-135M, where it is at hand, on this project's own pages. Parts: `orchard.ops.vq*`, `orchard.cache.codecs.commvq`,
 `transforms.fit_codebooks`.
+
 What differs from the paper: values have additive codes like keys, not a trained encoder; a codeword is chosen among 16·16 instead
 of 64·64, with more rounds; a prescale for each head and not for each token; offsets are taken off before, and errors are weighed
 by what queries and output maps make of them. The first four tokens stay as they are. Two bits are counted with prescales (14
@@ -97,8 +98,13 @@ def measured(
     """Everything about a small model that is trained."""
     read = models.texts(size, seed, "fitted", -(-size.fitted // size.length))
     apart = models.texts(size, seed, "compared", max(size.measured // 2, 1))
-    found = samples_of(model, read, tokens=size.fitted, skip=4, who="commvq", seed=seed)
-    other = samples_of(model, apart, tokens=4000, skip=4, who="commvq", seed=seed)
+    found, other = (
+        {layer: each.to(device()) for layer, each in some.items()}
+        for some in (
+            samples_of(model, read, tokens=size.fitted, skip=4, who="commvq", seed=seed),
+            samples_of(model, apart, tokens=4000, skip=4, who="commvq", seed=seed),
+        )
+    )
     fit = FitCodebooks(file="", rounds=ONE, tokens=size.fitted, soft=soft, steps=steps, seed=seed, weighted=False)
     errors: dict[str, list[float]] = {name: [] for name in ("coded", "scalar", "token", "free", "variance")}
     by_layer, exact, ranks = [], [], []
@@ -115,7 +121,7 @@ def measured(
             errors[name].append(codes.error(coder, keys))
             by_layer.append([layer, name, round(errors[name][-1] / variance, 4)])
         errors["variance"].append(variance)
-        exact.append(codes.commutation(books, keys[:, :500], rope.frequencies(10_000.0, HEAD), seed))
+        exact.append(codes.commutation(books, keys[:, :500], rope.frequencies(10_000.0, HEAD).to(keys.device), seed))
         ranks.append(codes.effective_rank(keys))
     mse = {name: statistics.fmean(each) for name, each in errors.items()}
     values: dict[str, Value | Scalar] = {
@@ -155,7 +161,7 @@ def losses(
 
 def _both(books: Codebooks) -> tuple[codes.Coder, codes.Coder]:
     def values(y: Tensor) -> Tensor:
-        return vq.decode_values(books, *vq.encode_values(books, y[None]))[0]
+        return vq.decode_values(books, *vq.encode_values(books, y[None], codes.BEAM))[0]
 
     return codes.coded_keys(books), values
 

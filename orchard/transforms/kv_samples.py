@@ -36,6 +36,9 @@ class Samples:
     looks: Tensor
     """[H, P]: the mean square of queries, by pair of channels."""
 
+    def to(self, device: torch.device) -> Samples:
+        return Samples(self.k.to(device), self.v.to(device), self.looks.to(device))
+
 
 @dataclass
 class _Seen:

@@ -13,7 +13,7 @@ from orchard.studies import epicache, study
 from orchard.studies._epicache_model import Size, built
 from orchard.studies._epicache_ways import Reader, ask, divergence
 
-TINY = Size(dim=16, layers=2, heads=2, head_dim=8, steps=3, facts=16, chats=1, oracle=2, medoids=2, alphas=(1.0, 2.0))
+TINY = Size(dim=16, layers=2, heads=2, head_dim=8, steps=3, facts=16, chats=1, oracle=1, medoids=2, alphas=(1.0,))
 
 
 def test_chats_say_every_fact_once_and_stay_with_a_topic() -> None:
@@ -23,13 +23,14 @@ def test_chats_say_every_fact_once_and_stay_with_a_topic() -> None:
     tokens = one.tokens()
     assert len(tokens) == 257 and max(tokens) < chats.VOCAB
     for place, (question, answer) in enumerate(zip(one.questions(), one.answers(), strict=True)):
-        assert tokens[1 + 4 * place : 4 + 4 * place] == [*question, answer]
+        said = tokens[1 + 4 * place : 5 + 4 * place]
+        assert question == [chats.ASK, *said[1:3]] and answer == said[0]
 
 
 def test_lessons_ask_for_what_was_said() -> None:
     batch = chats.lesson(3, 8, 5, 0, "a")
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
-        known = {tuple(ids[at : at + 2]): ids[at + 2] for at in range(1, 33, 4)}
+        known = {tuple(ids[at + 1 : at + 3]): ids[at] for at in range(1, 33, 4)}
         asked = [place for place, target in enumerate(targets) if target != IGNORED]
         assert len(asked) == 5 and asked[0] > 33
         assert all(known[tuple(ids[place - 1 : place + 1])] == targets[place] for place in asked)

@@ -1,14 +1,20 @@
-"""A sequence under a budget in torch and on the native engine: the same tokens stay, and the same is said about what comes next."""
+"""A sequence under a budget in torch and on the native engine: the same tokens stay, and the same comes next."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from orchard.generate.memory.episodes import Utterance
+from orchard.generate.memory.episodic import EpisodicMemory
+from orchard.generate.memory.lexical import Lexical
 from orchard.generate.memory.native_kept import NativeKept
+from orchard.generate.memory.shelf import Shelf
 from orchard.generate.memory.torch_kept import TorchKept
+from tests.generate.memory.test_episodic import talk
 from tests.generate.memory.test_native_kept import runner, some, tiny
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -46,3 +52,23 @@ def test_torch_and_native_agree(shape: dict[str, Any], options: dict[str, Any]) 
             # Positions may count from another place, but what each token is like does not change: lengths of pairs of channels.
             sizes = [np.hypot(keys[..., :8], keys[..., 8:]) for keys in (left, right)]
             assert np.abs(sizes[0] - sizes[1]).max() < 1e-3
+
+
+def test_episodes_of_both_agree(tmp_path: Path) -> None:
+    """Episodic memory does not know who runs the model: the same caches, from files too, and the same answers."""
+    model, numbers = tiny(), {"budget": 16, "block": 8, "sinks": 1, "scoring": "probe", "heads": "flat"}
+    made: list[Any] = [NativeKept(runner(model), **numbers), TorchKept(model, **numbers)]  # type: ignore[arg-type]
+    memories = [
+        EpisodicMemory(kept, Lexical(), episodes=3, medoids=2, segment=2, shelf=Shelf(tmp_path / str(number)))
+        for number, kept in enumerate(made)
+    ]
+    found = []
+    for memory in memories:
+        memory.add(talk())
+        answers = [memory.tell(Utterance("tea again", (0, 5, 6)), wanted=3)]
+        for question in ("the sea", "tea", "sky"):
+            memory.select(question)
+            answers.append(memory.read([7, 9], wanted=2))
+        found.append(np.concatenate(answers))
+        assert memory.peak <= 16 + 8
+    assert np.abs(found[0] - found[1]).max() < 1e-3

@@ -67,20 +67,7 @@ def _calls() -> ctypes.CDLL:
         None,
         [*stretch[:-1], number, pointer],
     )
-    run: list[Any] = [
-        handle,
-        handle,
-        number,
-        number,
-        number,
-        number,
-        pointer,
-        pointer,
-        pointer,
-        number,
-        pointer,
-        pointer,
-    ]
+    run: list[Any] = [handle, handle, *[number] * 4, *[pointer] * 3, number, pointer, pointer]
     found.orchard_engine_run.restype, found.orchard_engine_run.argtypes = number, run
     found.orchard_engine_buffer.restype, found.orchard_engine_buffer.argtypes = handle, [handle, number]
     found.orchard_engine_part.restype, found.orchard_engine_part.argtypes = None, [handle, number, number, pointer]
