@@ -9,8 +9,9 @@ A key of one head is seen as D/2 complex numbers (pair p: channels p and p + D/2
 A rotation multiplies each pair by a unit complex number, so it may be done to codewords, or never (to the query instead).
 The n codewords stand for n² because their multiples by i come for free. Encoding is greedy, two indices at a time (A and B of
 a key's round, two rounds of a value), nearest in a metric that says which errors matter: a weight for each pair of a key (it
-commutes too), any positive matrix for a value. The prescale is one float16 a token and head, refitted by least squares after
-the codes are chosen.
+commutes too), any positive matrix for a value. With a `beam` the best few beginnings are gone on with instead of the best alone:
+what codes mean is the same, and less is lost (a fifth less with 8, on keys and values of SmolLM2). The prescale is one float16 a
+token and head, found by least squares after the codes.
 
 Shapes: B sequences, H key/value heads, T tokens, D head width, P = D/2 pairs, R rounds.
 """
@@ -151,9 +152,9 @@ def turned(x: Tensor) -> Tensor:
     return torch.stack([-x[..., 1], x[..., 0]], dim=-1)
 
 
-def encode_keys(books: Codebooks, k: Tensor) -> tuple[Tensor, Tensor]:
+def encode_keys(books: Codebooks, k: Tensor, beam: int = 1) -> tuple[Tensor, Tensor]:
     """Unrotated keys [B, H, T, D] → codes uint8 [B, H, T, R, 2] (A and B of each round) and prescale float16 [B, H, T, 1]."""
-    return _encode(k, books.key_offset, books.key_words, *books.key_probes)
+    return _encode(k, books.key_offset, books.key_words, *books.key_probes, beam)
 
 
 def decode_keys(books: Codebooks, codes: Tensor, prescale: Tensor) -> Tensor:
@@ -161,9 +162,9 @@ def decode_keys(books: Codebooks, codes: Tensor, prescale: Tensor) -> Tensor:
     return _sum_of(books.key_words, codes) * prescale.float() + books.key_offset[:, None, :]
 
 
-def encode_values(books: Codebooks, v: Tensor) -> tuple[Tensor, Tensor]:
+def encode_values(books: Codebooks, v: Tensor, beam: int = 1) -> tuple[Tensor, Tensor]:
     """Values [B, H, T, D] → codes uint8 [B, H, T, R_v] and prescale float16 [B, H, T, 1]. Rounds are chosen two at a time."""
-    codes, prescale = _encode(v, books.value_offset, books.value_words, *books.value_probes)
+    codes, prescale = _encode(v, books.value_offset, books.value_words, *books.value_probes, beam)
     return codes.flatten(-2), prescale
 
 
@@ -200,37 +201,39 @@ def unpacked(data: Tensor, bits: int, count: int) -> Tensor:
 # Inside ---------------------------------------------------------------------------------------------------------------
 
 
-def _encode(x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy: in each round the pair (A, B) whose codewords leave least, in the metric that probes and costs carry."""
-    shape, n = (x.shape[0], x.shape[2]), costs.shape[-1]
+def _encode(
+    x: Tensor, offset: Tensor, words: Tensor, probes: Tensor, costs: Tensor, beam: int
+) -> tuple[Tensor, Tensor]:
+    """In each round the pairs (A, B) whose codewords leave least, in the metric that probes and costs carry."""
+    shape = (x.shape[0], x.shape[2])
     x = x.float().transpose(0, 1).flatten(1, 2) - offset[:, None, :]  # [H, B·T, D]
     norm = x.norm(dim=-1, keepdim=True)
     unit = x / norm.clamp_min(1e-12)
-    left, codes = unit, []
-    overlap, energy = torch.zeros_like(norm), torch.zeros_like(norm)
-    made = torch.zeros_like(unit)
-    for r in range(words.shape[1]):
-        dots = left @ probes[:, r].mT
-        best = _best_pair(dots[..., :n], dots[..., n:], costs[:, r])
-        pair = torch.stack([best // n, best % n + n], dim=-1)
-        word, probe = (_taken(each[:, r], pair) for each in (words, probes))
-        # What the least-squares prescale needs: <unit, made> and <made, made> in the metric.
-        overlap = overlap + (unit * probe).sum(-1, keepdim=True)
-        energy = energy + ((2 * made + word) * probe).sum(-1, keepdim=True)
-        made, left = made + word, left - word
-        codes.append(pair)
+    step = max(CHUNK // (beam * costs[:, 0].numel()), 1)
+    codes = torch.cat([_searched(some, words, probes, costs, beam) for some in unit.split(step, dim=1)], dim=1)
+    made, weighed = (_sum_of(each, codes[None])[0] for each in (words, probes))
+    overlap, energy = ((one * weighed).sum(-1, keepdim=True) for one in (unit, made))
     prescale = (norm * overlap / energy.clamp_min(1e-12)).clamp(0.0, 65504.0).to(torch.float16)
-    indices = torch.stack(codes, dim=2) - torch.tensor([0, n], device=x.device)
-    return tuple(each.unflatten(1, shape).transpose(0, 1) for each in (indices.to(torch.uint8), prescale))
+    return codes.unflatten(1, shape).transpose(0, 1), prescale.unflatten(1, shape).transpose(0, 1)
 
 
-def _best_pair(a: Tensor, b: Tensor, costs: Tensor) -> Tensor:
-    """The index A·n + B [H, N] with the largest a_A + b_B - cost_AB, in pieces that fit memory."""
-    step = max(CHUNK // costs.numel(), 1)
-    pieces = []
-    for some_a, some_b in zip(a.split(step, dim=1), b.split(step, dim=1), strict=True):
-        pieces.append((some_a[..., :, None] + some_b[..., None, :] - costs[:, None]).flatten(-2).argmax(-1))
-    return torch.cat(pieces, dim=1)
+def _searched(unit: Tensor, words: Tensor, probes: Tensor, costs: Tensor, beam: int) -> Tensor:
+    """Codes uint8 [H, N, R, 2] of vectors of length one. The best `beam` beginnings are gone on with, round by round."""
+    n, dim = costs.shape[-1], unit.shape[-1]
+    left, gained = unit[:, :, None], unit.new_zeros(*unit.shape[:2], 1)  # [H, N, beginnings, D], [H, N, beginnings]
+    codes = torch.zeros(*gained.shape, 0, 2, dtype=torch.long, device=unit.device)
+    for r in range(words.shape[1]):
+        dots = left @ probes[:, r, None].mT
+        gains = dots[..., :n, None] + dots[..., None, n:] - costs[:, r, None, None]
+        every = (gained[..., None, None] + gains).flatten(2)
+        best = every.argmax(-1, keepdim=True) if beam == 1 else every.topk(min(beam, every.shape[-1]), dim=-1).indices
+        gained, begun, pair = every.gather(2, best), best // (n * n), best % (n * n)
+        pair = torch.stack([pair // n, pair % n], dim=-1)
+        taken = _taken(words[:, r], (pair + torch.tensor([0, n], device=unit.device)).flatten(1, 2))
+        left = left.gather(2, begun[..., None].expand(-1, -1, -1, dim)) - taken.unflatten(1, pair.shape[1:3])
+        codes = codes.gather(2, begun[..., None, None].expand(-1, -1, -1, r, 2))
+        codes = torch.cat([codes, pair[..., None, :]], dim=3)
+    return codes[:, :, 0].to(torch.uint8)  # the best comes first
 
 
 def _taken(words: Tensor, pair: Tensor) -> Tensor:

@@ -5,15 +5,13 @@ harder as a temperature falls, then hard as encoding will have it; codewords are
 b = i·a: with z = e_A + i·e_B for each vector, (Σ zᴴz) c = Σ zᴴx for the n complex vectors c, where Σ zᴴz has only the masses of
 A, of B and of pairs in it. For values a and b are free, and both are solved for together.
 
-When all rounds are there, all codewords are solved for once more, together, given the codes that encoding chooses (`refined`): a
-round then makes up for what later ones choose. It is kept only where the error of encoding falls.
+To solve for the codewords of all rounds together afterwards, given their codes, was tried and won nothing: codes that are chosen
+round by round want rounds that were found one after another.
 
 Shapes: H heads (fitted side by side), N vectors, D channels, P = D/2 pairs, n codewords.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,13 +36,12 @@ def fit(
     metric: Tensor | None = None,
     soft: int = 3,
     steps: int = 5,
-    passes: int = 1,
     seed: int = 0,
 ) -> Codebooks:
     """Codebooks for unrotated keys and values [H, N, D]: `rounds` of keys and twice as many of values, `words` in each.
 
     `weight` [H, P] and `metric` [H, D, D] say which errors matter (None: all alike); `soft` and `steps`: of each round, soft and
-    hard; `passes`: over all rounds together.
+    hard.
     """
     heads, _, dim = k.shape
     weight = torch.ones(heads, dim // 2, device=k.device) if weight is None else weight.float()
@@ -59,24 +56,7 @@ def fit(
     values = _rounds(_unit(v - offsets[1][:, None]) @ square, rounds, words, soft, steps, dice, tied=False)
     values = torch.linalg.solve_triangular(square[:, None], values.flatten(2, 3), upper=False, left=False)
     c = paired(keys[:, :, 0] / root[:, None])
-    books = Codebooks(c, values.unflatten(2, (2, words)).flatten(1, 2), *offsets, weight, metric)
-    for _ in range(passes):
-        books = refined(books, k, v)
-    return books
-
-
-def refined(books: Codebooks, k: Tensor, v: Tensor) -> Codebooks:
-    """All rounds solved for together, given the codes they have now; each side only where encoding then errs less."""
-    k_codes, k_scale = vq.encode_keys(books, k[None])
-    v_codes, v_scale = vq.encode_values(books, v[None])
-    keys = replace(books, keys=_joint_keys(books, k, k_codes[0], k_scale[0].float()))
-    values = replace(books, values=_joint_values(books, v, v_codes[0], v_scale[0].float()))
-    made = books
-    if key_error(keys, k) < key_error(books, k):
-        made = replace(made, keys=keys.keys)
-    if value_error(values, v) < value_error(books, v):
-        made = replace(made, values=values.values)
-    return made
+    return Codebooks(c, values.unflatten(2, (2, words)).flatten(1, 2), *offsets, weight, metric)
 
 
 def key_error(books: Codebooks, k: Tensor) -> float:
@@ -158,33 +138,6 @@ def _solved(x: Tensor, a: Tensor, b: Tensor, joint: Tensor, tied: bool) -> Tenso
         return torch.stack([c, _times_i(c)], dim=1)
     gram = torch.cat([torch.cat([mass_a, joint], dim=-1), torch.cat([joint.mT, mass_b], dim=-1)], dim=-2)
     return torch.linalg.solve(gram, torch.cat([a, b], dim=-1).mT @ x).unflatten(1, (2, n))
-
-
-# All rounds together --------------------------------------------------------------------------------------------------
-
-
-def _joint_keys(books: Codebooks, k: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """[H, R, n, P, 2]: the metric weighs pairs, each of which is solved for by itself, so it plays no part."""
-    rounds, n = books.key_rounds, books.keys.shape[2]
-    hits = one_hot(codes.long(), n).float() * scale[..., None, None]  # [H, N, R, 2, n]
-    z = torch.complex(hits[..., 0, :], hits[..., 1, :]).flatten(2)
-    x = torch.view_as_complex(paired(k - books.key_offset[:, None]).contiguous())
-    solved = torch.linalg.solve(_firm(z.mH @ z), z.mH @ x)
-    return torch.view_as_real(solved).unflatten(1, (rounds, n))
-
-
-def _joint_values(books: Codebooks, v: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """[H, R_v, m, D]; the best sums are the same in any metric."""
-    rounds, m = books.value_rounds, books.values.shape[2]
-    z = (one_hot(codes.long(), m).float() * scale[..., None]).flatten(2)
-    solved = torch.linalg.solve(_firm(z.mT @ z), z.mT @ (v - books.value_offset[:, None]))
-    return solved.unflatten(1, (rounds, m))
-
-
-def _firm(gram: Tensor) -> Tensor:
-    """Solvable: rounds have directions in common (every round's codewords could be moved by a constant)."""
-    size = gram.diagonal(dim1=-2, dim2=-1).real.mean(-1)
-    return gram + SMALL * size[:, None, None] * torch.eye(gram.shape[-1], device=gram.device)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -45,12 +45,13 @@ class FitCodebooks(Transform):
     rounds: int | None = None
     words: int = 16
     sinks: int = 4
+    beam: int = 8
+    """How thoroughly codes are looked for when a token is kept."""
     tokens: int = 8192
     """So many of the texts are fitted to."""
     weighted: bool = True
     soft: int = 3
     steps: int = 5
-    passes: int = 1
     seed: int = 0
 
     looks: ClassVar[bool] = True
@@ -81,7 +82,9 @@ class FitCodebooks(Transform):
             )
             made = {}
             for number, (layer, samples) in enumerate(found.items()):
-                books = self.fitted(samples, any_model.stack.layers[layer].mixer if self.weighted else None)
+                books = self.fitted(
+                    samples.to(any_model.device), any_model.stack.layers[layer].mixer if self.weighted else None
+                )
                 made[layer] = {part.name: getattr(books, part.name) for part in fields(Codebooks)}
                 tell(0.5 + (number + 1) / (2 * len(found)))
             write_fitted(self.file, KIND, made, model=whose)
@@ -90,8 +93,9 @@ class FitCodebooks(Transform):
         elif missing := sorted(mixers.keys() - layers_of(self.file).keys()):
             raise BadFile(f"{self.file} has nothing for layer {missing[0]}", hint=AGAIN)
         made_model = learning_like(self._in(model, self._with(any_model.config, whose)), model)
-        for _, mixer in made_model.config.find(CommVQ):
-            mixer.build()._read()  # a file that does not fit is refused now, not in the middle of a conversation
+        any_made: Any = made_model
+        for mixer in keeping(any_made.config, "kv-commvq").values():
+            mixer.store.codec.build().check()  # a file that does not fit is refused now, not in the middle of a conversation
         tell(1.0)
         return made_model
 
@@ -101,7 +105,7 @@ class FitCodebooks(Transform):
         weight = metric = None
         if mixer is not None:
             weight = samples.looks / samples.looks.mean(-1, keepdim=True).clamp_min(1e-12) + FLOOR
-            metric = output_metric(mixer.o.dense(torch.float32).detach().cpu(), samples.k.shape[0], dim)
+            metric = output_metric(mixer.o.dense(torch.float32).detach().to(samples.k.device), samples.k.shape[0], dim)
         return vq_fit.fit(
             samples.k,
             samples.v,
@@ -111,7 +115,6 @@ class FitCodebooks(Transform):
             metric=metric,
             soft=self.soft,
             steps=self.steps,
-            passes=self.passes,
             seed=self.seed,
         )
 
@@ -125,6 +128,7 @@ class FitCodebooks(Transform):
                 rounds=self.rounds_of(mixer.head_dim),
                 words=self.words,
                 sinks=self.sinks,
+                beam=self.beam,
             )
         return tree.complete()
 
@@ -135,7 +139,7 @@ def output_metric(weight: Tensor, heads: int, dim: int) -> Tensor:
     maps = weight.unflatten(1, (heads, -1, dim)).permute(1, 2, 0, 3)  # [H, G, out, D]
     square = (maps.mT @ maps).sum(1)
     size = square.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp_min(1e-12)
-    return square / size + FLOOR * torch.eye(dim)
+    return square / size + FLOOR * torch.eye(dim, device=weight.device)
 
 
 def _half(tell: Tell) -> Tell:

@@ -23,7 +23,6 @@ from orchard.core.errors import ConfigError, UnsupportedPair, UsageError
 from orchard.nn.attention.attention import Attention
 from orchard.transforms.base import Tell, silent
 
-
 WANTED = 64
 """Tokens of a row that go through the whole model: nobody wants scores, but somebody must look at the last layer's keys."""
 
@@ -36,6 +35,9 @@ class Samples:
     v: Tensor  # [H, N, D]
     looks: Tensor
     """[H, P]: the mean square of queries, by pair of channels."""
+
+    def to(self, device: torch.device) -> Samples:
+        return Samples(self.k.to(device), self.v.to(device), self.looks.to(device))
 
 
 @dataclass

@@ -144,7 +144,9 @@ def test_files_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
         tried()
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"words": 12}, {"words": 128}, {"sinks": -1}, {"sinks": 300}])
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 0}, {"words": 12}, {"words": 128}, {"sinks": -1}, {"sinks": 300}, {"beam": 0}]
+)
 def test_impossible_codes_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         coded(**wrong).build()

@@ -1,4 +1,4 @@
-"""Keys and values coded by what is fitted to a model: the file, whose it is, what the model then says, and the steps of a plan."""
+"""Keys and values coded by what is fitted to a model: the file, whose it is, what the model says then, the steps of a plan."""
 
 from __future__ import annotations
 

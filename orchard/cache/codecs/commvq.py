@@ -48,11 +48,15 @@ class CommVQ(Configurable, Codec):
         words: int = 16
         sinks: int = 4
         """The first so many tokens are kept as they are."""
+        beam: int = 1
+        """Beginnings that encoding goes on with; 1: the best alone. Reading does not depend on it."""
 
     def __init__(self, cfg: Config) -> None:
         bits = cfg.words.bit_length() - 1
-        if cfg.rounds < 1 or cfg.sinks < 0 or cfg.sinks > 255:
-            raise ConfigError(f"{cfg.rounds} rounds and {cfg.sinks} sinks", hint="use rounds ≥ 1 and up to 255 sinks")
+        if not 1 <= cfg.rounds <= 1024 or not 0 <= cfg.sinks <= 255:
+            raise ConfigError(f"{cfg.rounds} rounds and {cfg.sinks} sinks", hint="use 1 to 1024 rounds, 0 to 255 sinks")
+        if not 1 <= cfg.beam <= 256:
+            raise ConfigError(f"a beam of {cfg.beam}", hint="use 1 to 256")
         if cfg.words != 1 << bits or not 2 <= cfg.words <= 64:
             raise ConfigError(f"{cfg.words} codewords a half", hint="use a power of two from 2 to 64")
         self.config = cfg
@@ -66,7 +70,8 @@ class CommVQ(Configurable, Codec):
 
     def encode(self, x: Tensor, role: Role) -> Parts:
         books = self.books(x)
-        codes, scale = vq.encode_keys(books, x) if role == "k" else vq.encode_values(books, x)
+        encode = vq.encode_keys if role == "k" else vq.encode_values
+        codes, scale = encode(books, x, self.config.beam)
         return {"codes": vq.packed(codes.flatten(3), self.bits), "scale": scale}
 
     def decode(self, parts: Parts, role: Role, dtype: torch.dtype) -> Tensor:
@@ -99,6 +104,10 @@ class CommVQ(Configurable, Codec):
                 raise BadFile(f"{self.config.file} has {books.heads} heads a layer, not {like.shape[1]}", hint=AGAIN)
             self._books[key] = books.for_heads(like.shape[1]).to(like.device)
         return self._books[key]
+
+    def check(self) -> None:
+        """`BadFile` where the codebooks are not what this codec needs."""
+        self._read()
 
     def _read(self) -> Codebooks:
         cfg = self.config

@@ -1,7 +1,7 @@
 """A budgeted sequence on a torch model: what `protocol.Kept` asks for, over a decoder and stores with a scored policy.
 
-Every store of the model keeps its codec and its owner; its policy becomes the one that the scoring names. Keys are kept unrotated,
-so nothing is rounded twice however often what is kept moves to other places.
+Every store of the model keeps its codec and its owner; its policy becomes the one that the scoring names. Keys are kept
+unrotated, so nothing is rounded twice however often what is kept moves to other places.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def kv_int4(file: str | None = None, sinks: int = 4) -> Step:
 
 
 @step
-def kv_commvq(file: str, bits: int = 2, sinks: int = 4, tokens: int = 8192) -> Step:
+def kv_commvq(file: str = "codebooks.safetensors", bits: int = 2, sinks: int = 4, tokens: int = 8192) -> Step:
     """Keep keys and values in one or two bits, by codebooks in a file beside the model (arXiv 2506.18879).
 
     file: the codebooks, fitted on text unless they are there already
