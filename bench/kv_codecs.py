@@ -1,11 +1,11 @@
-"""What keeping keys and values as codes costs and saves while decoding: bfloat16, int8, additive codes of two bits and of one bit.
+"""Decoding with keys and values kept as bfloat16, as int8, and as additive codes of two bits and of one.
 
     python bench/kv_codecs.py --model smollm2 --lengths 2048 8192 --out results/bench/kv-codecs.json
 
 All plans are of one model and run in one process, in turns: a few tokens with each, after contexts of each length. Contexts are
 random keys and values (of codes: random codes), because the time does not depend on what they say; `--codebooks FILE` takes
-fitted codebooks, as `fit_codebooks` writes them, instead of random ones. Milliseconds are medians over all rounds, with quartiles. On a
-machine that others use too, `--cpu` counts the processor's time of this process instead (with --threads 1).
+fitted codebooks, as `fit_codebooks` writes them, instead of random ones. Milliseconds are medians over all rounds, with
+quartiles. On a machine that others use too, `--cpu` counts this process's own time instead of the clock's (with --threads 1).
 """
 
 from __future__ import annotations
