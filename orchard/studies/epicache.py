@@ -14,7 +14,8 @@ eighth of a chat it has not seen: the newest tokens (StreamingLLM), those that t
 What differs from the paper: the model is trained here and small; chats are made up; the embedder knows topics and which of them
 belong together, and nothing else; positions are packed after forgetting, where the paper keeps the old ones. KVzip repeats the
 last block, or all that was read so far: the better of the two is what is compared with. Budgets by layer use the power that
-leaves the least divergence on a chat of its own, out of those named.
+leaves the least divergence on a chat of its own, out of several; the 2 to 4 of the paper are among them, but in a model of few
+layers they starve the one that looks facts up.
 """
 
 from __future__ import annotations
