@@ -39,6 +39,9 @@ def memory(
     ] = None,
     sinks: Annotated[int, typer.Option(metavar="N", min=0, help="The first so many tokens always stay.")] = 4,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Caches that `episodic` makes.")] = 4,
+    medoids: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Pieces of conversation that speak for each of them.")
+    ] = 4,
     embedder: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="What compares texts: a model, or lexical. Default: minilm where it is."),
@@ -73,6 +76,7 @@ def memory(
         block=block,
         sinks=sinks,
         episodes=episodes,
+        medoids=medoids,
         embedder=embedder,
         seed=seed,
     )
