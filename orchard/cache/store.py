@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from orchard.cache.codecs import Codec, Parts, Plain
+from orchard.cache.exact import Exact
 from orchard.cache.policies import HeadSlots, KeepAll, Placement, Policy, Scored, Slots
 from orchard.cache.policies.base import spread
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
-from orchard.core.context import Context, KVView, Rotate
+from orchard.core.context import Attend, Context, KVView, Rotate
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.ops.plan.codes import Books
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class NativeStore:
     codec: str
     keep: int
     sinks: int
+    books: Books | None = None
+    """Codebooks, of a codec "vq"."""
 
 
 class Store(Configurable):
@@ -50,7 +54,10 @@ class Store(Configurable):
             window = policy.native_window() if "native_window" in vars(type(policy)) else None
             if window is None:
                 raise UnsupportedPair(f"the policy {type(policy).__name__} has no native form", hint="it runs in torch")
-            return NativeStore(name, *window)
+            books: Books | None = codec.native_books() if name == "vq" else None
+            if books is not None and window[0]:
+                raise UnsupportedPair("codes with a window have no native form", hint="it runs in torch")
+            return NativeStore(name, *window, books=books)
 
     def __init__(self, cfg: Config, *, slots: Slots, dtype: torch.dtype, device: torch.device | None = None) -> None:
         if cfg.owner is not None:
@@ -69,6 +76,8 @@ class Store(Configurable):
             }
             for role in ("k", "v")
         }
+        sinks = self.codec.sinks
+        self.exact = Exact(batch, cfg.heads, sinks, cfg.dim, dtype, device) if sinks else None
 
     def append(self, k: Tensor, v: Tensor, placement: Placement, positions: Tensor, rotate: Rotate | None) -> KVView:
         """Keep new keys and values [B, H, T, D] and show what may be looked at. `positions` [B, 1, T] are the tokens'."""
@@ -76,9 +85,14 @@ class Store(Configurable):
         late = self.codec.before_rotation or policy.unrotated
         if rotate is not None and not late:
             k = rotate(k, positions)
-        seen = {"k": self._append(k, "k", placement), "v": self._append(v, "v", placement)}
-        if rotate is not None and late:
-            seen["k"] = rotate(seen["k"], placement.positions)
+        coded = {role: self._append(x, role, placement, positions) for role, x in (("k", k), ("v", v))}
+        attend = self._straight(coded, placement, rotate) if positions.shape[-1] == 1 else None
+        if attend is not None:
+            seen = dict.fromkeys(coded, k[:, :, :0])
+        else:
+            seen = {role: self._decode(parts, role) for role, parts in coded.items()}
+            if rotate is not None and late:
+                seen["k"] = rotate(seen["k"], placement.positions)
         watch = None
         if isinstance(policy, Scored) and isinstance(self.slots, HeadSlots) and not torch.compiler.is_compiling():
             self.rotate = rotate
@@ -91,11 +105,15 @@ class Store(Configurable):
             window=policy.window,
             sinks=policy.sinks,
             key=self.slots,
+            attend=attend,
             watch=watch,
         )
 
-    def _append(self, x: Tensor, role: str, placement: Placement) -> Tensor:
+    def _append(self, x: Tensor, role: str, placement: Placement, positions: Tensor) -> Parts:
+        """Keep one side of the new tokens; all of it that is seen, as it is kept."""
         new = self.codec.encode(x, role)  # type: ignore[arg-type]
+        if self.exact is not None and placement.writes:
+            new = self.exact.put(new, x, role, positions)
         kept = self.parts[role]
         if placement.with_new:
             before = self._shown(role, placement.upto)
@@ -105,7 +123,21 @@ class Store(Configurable):
                 self.slots.write(part, new[name], placement)
         if not placement.with_new:
             shown = self._shown(role, placement.upto)
-        return self.codec.decode(shown, role, self.dtype)  # type: ignore[arg-type]
+        return shown
+
+    def _decode(self, parts: Parts, role: str) -> Tensor:
+        made = self.codec.decode(parts, role, self.dtype)  # type: ignore[arg-type]
+        return made if self.exact is None else self.exact.show(parts, made, role)
+
+    def _straight(self, coded: dict[str, Parts], placement: Placement, rotate: Rotate | None) -> Attend | None:
+        """Attention from how slots are kept, where the codec can and nobody wants to see keys."""
+        if isinstance(self.slots.policy, Scored):
+            return None
+        slots = self.codec.attended(coded["k"], coded["v"])
+        if slots is None:
+            return None
+        kept = None if self.exact is None else self.exact.kept(coded["k"])
+        return lambda q, mask, scale, softcap: slots.attend(q, mask, scale, softcap, placement.positions, rotate, kept)
 
     def _shown(self, role: str, upto: int) -> Parts:
         return {name: self.slots.shown(part, upto) for name, part in self.parts[role].items()}
@@ -125,7 +157,7 @@ class Store(Configurable):
     def keys(self) -> Tensor:
         """What is held [B, H, S, D], rotated to where it stands now."""
         upto = self.slots.reach(None)
-        keys = self.codec.decode(self._shown("k", upto), "k", self.dtype)
+        keys = self._decode(self._shown("k", upto), "k")
         late = self.codec.before_rotation or self.slots.policy.unrotated
         return self.rotate(keys, self.slots.positions[:, :, :upto]) if late and self.rotate is not None else keys
 
@@ -170,10 +202,13 @@ class Store(Configurable):
             role: {name: part.index_select(0, rows) for name, part in parts.items()}
             for role, parts in self.parts.items()
         }
+        if self.exact is not None:
+            self.exact.keep(rows)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for parts in self.parts.values() for part in parts.values())
+        beside = 0 if self.exact is None else self.exact.nbytes
+        return beside + sum(part.nbytes for parts in self.parts.values() for part in parts.values())
 
 
 class Cache:

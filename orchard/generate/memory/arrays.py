@@ -21,6 +21,8 @@ def to_arrays(store: Store, name: str) -> dict[str, np.ndarray]:
             held = store.slots.shown(tensor, upto).contiguous()
             bits = held.view(_BITS[held.element_size()]) if held.is_floating_point() else held
             made[f"{name}.{role}.{part}"] = bits.cpu().numpy().copy()
+    for role, rows in ({} if store.exact is None else store.exact.rows).items():
+        made[f"{name}.{role}.exact"] = rows.contiguous().view(_BITS[rows.element_size()]).cpu().numpy().copy()
     return made
 
 
@@ -43,7 +45,13 @@ def from_arrays(store: Store, arrays: dict[str, np.ndarray], name: str, capacity
         }
         for role, parts in store.parts.items()
     }
+    rows = {} if store.exact is None else store.exact.rows
+    exact = {
+        role: _tensor(arrays[f"{name}.{role}.exact"], each, each.shape[:3]).to(device) for role, each in rows.items()
+    }
     store.fill(held, positions.to(device), capacity)
+    if store.exact is not None:
+        store.exact.rows = exact
 
 
 def _tensor(array: np.ndarray, like: Tensor, held: torch.Size) -> Tensor:

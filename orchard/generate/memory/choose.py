@@ -1,7 +1,7 @@
 """Which tokens stay, given what each is worth: numpy, for sequences that do not live in torch.
 
-The same choice as `orchard.cache.policies.scored` makes for tensors: the best `budget` of each head, or the best budget × heads of
-all heads of a layer together; of equal ones the newest.
+The same choice as `orchard.cache.policies.scored` makes for tensors: the best `budget` of each head, or the best budget × heads
+of all heads of a layer together; of equal ones the newest.
 """
 
 from __future__ import annotations

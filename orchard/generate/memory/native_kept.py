@@ -1,8 +1,8 @@
 """A budgeted sequence on the native engine: what `protocol.Kept` asks for, over a `NativeRunner`.
 
-Scores that need queries come from running tokens once more: those of a probe, which look and are not kept, or, for "snap", the last
-ones read. Keys are kept rotated, as the engine's kernels want them, and are turned when they get other places. Each turn rounds
-once more in what the store keeps; kernels/native/kept.h says how that is held small.
+Scores that need queries come from running tokens once more: those of a probe, which look and are not kept, or, for "snap", the
+last ones read. Keys are kept rotated, as the engine's kernels want them, and are turned when they get other places. Each turn
+rounds once more in what the store keeps; kernels/native/kept.h says how that is held small.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class NativeKept:
         self.runner = runner
         self._newest = newest
         given = [budget] * len(runner.plan.stores) if budgets is None else list(budgets)
-        self._check(budget, *given)
+        check_budget(budget, sinks, self._stay(budget))
+        self._check(given)
         self._stores = runner.program.stores(1, 0) if stores is None else stores
         self._kept = KeptSequence(runner.program, self._stores, sequence, given, block)
         self._seen: list[np.ndarray] | None = None
@@ -87,7 +88,7 @@ class NativeKept:
     @property
     def nbytes(self) -> int:
         """Rows that look and are not kept have their place in this too."""
-        return self._stores.memory()
+        return self._kept.memory
 
     def keys(self, layer: int) -> np.ndarray:
         """Heads that hold fewer tokens than others begin with zeros."""
@@ -122,16 +123,7 @@ class NativeKept:
 
     def evict(self, budgets: Sequence[int] | None = None) -> None:
         kept, used = self._kept, list(budgets) if budgets is not None else self._kept.budgets
-        if len(used) != len(kept.heads):
-            raise UsageError(
-                f"{len(used)} budgets for {len(kept.heads)} layers that have a store", hint="give one budget for each"
-            )
-        self._check(*used)
-        if sum(used) > self.budget * len(used):
-            raise UsageError(
-                f"budgets of {sum(used) / len(used):.0f} tokens on average are above {self.budget}",
-                hint="share out what there is: budgets add up to budget × layers at most",
-            )
+        self._check(used)
         scores, first = self._scores(), 0
         slots: list[np.ndarray] = []
         for budget, heads in zip(used, kept.heads, strict=True):
@@ -139,6 +131,18 @@ class NativeKept:
             first += heads
             slots += choose(share, budget, sinks=self.sinks, newest=self._stay(budget), flat=self.heads == "flat")
         kept.compact(slots, used)
+        self._seen, self._last = None, []
+
+    def back(self, tokens: int) -> None:
+        """Forget the newest tokens, which must have been read since some were last forgotten to make room."""
+        self._kept.back(tokens)
+        self._last = self._last[: max(0, len(self._last) - tokens)]
+        if self._seen is not None:
+            self._seen = [seen[:count] for seen, count in zip(self._seen, self._kept.counts, strict=True)]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.compact([np.empty(0, np.int32)] * len(self._kept.counts))
         self._seen, self._last = None, []
 
     # Out and in again ---------------------------------------------------------------------------------------------------
@@ -215,8 +219,18 @@ class NativeKept:
             return self._newest
         return max(0, min(LAST, (budget - self.sinks) // 2)) if self.scoring == "snap" else 0
 
-    def _check(self, *budgets: int) -> None:
-        for budget in budgets:
+    def _check(self, budgets: Sequence[int]) -> None:
+        stores = len(self.runner.plan.stores)
+        if len(budgets) != stores:
+            raise UsageError(
+                f"{len(budgets)} budgets for {stores} layers that have a store", hint="give one budget for each"
+            )
+        if sum(budgets) > self.budget * stores:
+            raise UsageError(
+                f"budgets of {sum(budgets) / stores:.0f} tokens on average are above {self.budget}",
+                hint="share out what there is: budgets add up to budget × layers at most",
+            )
+        for budget in set(budgets):
             check_budget(budget, self.sinks, self._stay(budget))
 
     def _ids(self, tokens: Sequence[int]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,48 @@ def test_a_sequence_that_fits_is_an_ordinary_one() -> None:
     assert np.array_equal(kept.read(ids, wanted=50), native.scores(ids))
 
 
+def test_sequences_with_and_without_a_budget_share_a_call() -> None:
+    native = runner(tiny(), threads=2)
+    options: dict[str, Any] = {"budget": 12, "block": 8, "scoring": "keydiff", "heads": "flat"}
+    stores = native.program.stores(3, 0)
+    together = [NativeKept(native, stores=stores, sequence=number, **options) for number in (0, 2)]
+    stores.open(1, 64)
+    alone = [NativeKept(native, **options) for _ in together]
+    for number, kept in enumerate(zip(together, alone, strict=True)):
+        for one in kept:
+            one.read(some(90 + 7 * number, seed=number))
+            one.evict()
+    ordinary = native.begin([[3, 4]], length=64)
+    ordinary.read(0, 2)
+    stores_rows = [np.array([3, 4], np.int32), np.array([1, 1], np.int32), np.array([0, 1], np.int32)]
+    parts = [together[0]._kept.rows(np.array([9])), stores_rows, together[1]._kept.rows(np.array([5, 8]))]
+    rows = [np.concatenate([part[place] for part in parts]) for place in range(3)]
+    scores = np.empty((5, VOCAB), np.float32)
+    native.program.run(stores, *rows, np.arange(5, dtype=np.int32), scores)
+    for kept, count in zip(together, (1, 2), strict=True):
+        kept._kept.keep(count)
+    expected = np.concatenate([alone[0].read([9], 1), ordinary.first(), alone[1].read([5, 8], 2)])
+    assert np.abs(scores[[0, 2, 3, 4]] - expected).max() < 1e-4
+    assert [kept.used for kept in together] == [kept.used for kept in alone]
+    assert sum(kept.nbytes for kept in together) <= stores.memory()
+    assert together[0].nbytes == alone[0].nbytes
+
+
+def test_ten_times_the_tokens_in_the_same_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    kept = NativeKept(runner(tiny("bf16"), "bf16"), budget=64, block=256)
+    for turn in range(4):
+        kept.read(some(250, seed=turn))
+    size, before = kept.nbytes, resident() if Path("/proc/self/statm").exists() else 0
+    for turn in range(36):
+        kept.read(some(250, seed=turn))
+    assert kept.nbytes == size and kept.peak <= 64 + 256
+    if before:
+        assert resident() - before < 2 << 20
+
+
 def test_threads_and_instructions_agree() -> None:
     model, ids = tiny(), some(300)
     seen = []
@@ -238,6 +281,8 @@ def test_bad_input() -> None:
         NativeKept(native, budget=8, block=0)
     with pytest.raises(ConfigError, match="no scoring"):
         NativeKept(native, budget=8, block=8, scoring="best")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="above 8"):
+        NativeKept(native, budget=8, block=8, budgets=[9, 8, 8])
     kept = NativeKept(native, budget=8, block=8, sinks=2, scoring="probe")
     with pytest.raises(UsageError, match="no tokens"):
         kept.read([])

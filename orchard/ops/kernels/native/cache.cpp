@@ -50,6 +50,11 @@ constexpr int MORE_TOKENS = 512;  // memory is taken for at least so many tokens
 
 static size_t element_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1; }
 
+// Of one head: keys, and values.
+static size_t k_slot_bytes(const StoreSpec& spec, int width) { return spec.books ? spec.books->key_bytes() : width * element_bytes(spec.codec); }
+static size_t v_slot_bytes(const StoreSpec& spec, int width) { return spec.books ? spec.books->value_bytes() : width * element_bytes(spec.codec); }
+static size_t exact_bytes(const StoreSpec& spec) { return spec.books ? spec.books->exact_floats() * 4 : 0; }
+
 // Never just enough: what has its prompt will go on. A quarter more each time, so that what is copied stays in proportion.
 static int with_room(int tokens) {
     const int more = tokens / 4 > MORE_TOKENS ? tokens / 4 : MORE_TOKENS;
@@ -112,8 +117,9 @@ size_t Cache::arrange(int tokens, std::vector<Place>& places) const {
         place.capacity = round_up(spec.keep && ring < tokens ? ring : tokens, 32);
         place.width = round_up(spec.dim, 32);
         size_t scales = spec.codec == Codec::INT8 ? (size_t)spec.heads * place.capacity * 4 : 0;
-        size_t bytes = (size_t)spec.heads * place.capacity * place.width * element_bytes(spec.codec);
-        place.k = take(bytes), place.v = take(bytes);
+        const size_t slots = (size_t)spec.heads * place.capacity;
+        place.k = take(slots * k_slot_bytes(spec, place.width)), place.v = take(slots * v_slot_bytes(spec, place.width));
+        place.exact = take(exact_bytes(spec));
         place.k_scale = take(scales), place.v_scale = take(scales);
         place.positions = take(spec.keep ? (size_t)place.capacity * 4 : 0);
         places.push_back(place);
@@ -166,8 +172,8 @@ void Cache::copy_store(int number, const Sequence& from, Sequence& to, int token
             std::memcpy(write + target_at + head * target.capacity * slot_bytes, read + source_at + head * source.capacity * slot_bytes,
                         slots * slot_bytes);
     };
-    const size_t slot_bytes = source.width * element_bytes(spec.codec);
-    all_heads(source.k, target.k, slot_bytes), all_heads(source.v, target.v, slot_bytes);
+    all_heads(source.k, target.k, k_slot_bytes(spec, source.width)), all_heads(source.v, target.v, v_slot_bytes(spec, source.width));
+    if (exact_bytes(spec)) std::memcpy(write + target.exact, read + source.exact, exact_bytes(spec));
     if (spec.codec == Codec::INT8) all_heads(source.k_scale, target.k_scale, 4), all_heads(source.v_scale, target.v_scale, 4);
     if (spec.keep) std::memcpy(write + target.positions, read + source.positions, slots * 4);
 }
@@ -243,6 +249,8 @@ Store Cache::view(int store, int sequence) const {
     view.k = base + place.k, view.v = base + place.v;
     view.k_scale = reinterpret_cast<float*>(base + place.k_scale);
     view.v_scale = reinterpret_cast<float*>(base + place.v_scale);
+    view.books = spec.books.get();
+    view.exact = reinterpret_cast<float*>(base + place.exact);
     return view;
 }
 
@@ -274,10 +282,14 @@ void Cache::pieces(const Sequence& sequence, int tokens, int held, const Visit& 
         const Place& place = sequence.places[number];
         const size_t element = element_bytes(spec.codec), slot_bytes = place.width * element;
         if (!spec.keep) {
-            const size_t used = round_up(tokens, 32), kept = round_up(held, 32), head_bytes = (size_t)place.capacity * slot_bytes;
-            for (size_t array : {place.k, place.v})
-                for (int head = 0; head < spec.heads; head++, at += kept * slot_bytes)
-                    visit(base + array + head * head_bytes, at, used * slot_bytes);
+            const size_t used = round_up(tokens, 32), kept = round_up(held, 32);
+            auto side = [&](size_t array, size_t bytes) {
+                for (int head = 0; head < spec.heads; head++, at += kept * bytes)
+                    visit(base + array + (size_t)head * place.capacity * bytes, at, used * bytes);
+            };
+            side(place.k, k_slot_bytes(spec, place.width)), side(place.v, v_slot_bytes(spec, place.width));
+            if (exact_bytes(spec)) visit(base + place.exact, at, exact_bytes(spec));
+            at += exact_bytes(spec);
             if (spec.codec != Codec::INT8) continue;
             for (size_t array : {place.k_scale, place.v_scale})
                 for (int head = 0; head < spec.heads; head++, at += kept * 4)

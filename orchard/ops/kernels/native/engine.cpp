@@ -119,8 +119,13 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
                 if (step.kind == StepKind::Attend) {
                     Store store = cache.view(step.store, largest);
                     int shared_heads = step.heads / step.kv_heads, group = shared_heads < MAX_GROUP ? shared_heads : MAX_GROUP;
-                    scratch.attention.reserve(attention_->scratch_bytes(store, PART, group));
-                    if (attention_->many) scratch.attention.reserve(attention_->many_scratch_bytes(store, group));
+                    if (store.books) {
+                        scratch.attention.reserve(attention_->vq->scratch_bytes(store, VQ_PART, group));
+                        if (prompt) scratch.attention.reserve(attention_->vq->many_scratch_bytes(store, group, QUERY_BLOCK));
+                    } else {
+                        scratch.attention.reserve(attention_->scratch_bytes(store, PART, group));
+                    }
+                    if (attention_->many && !store.books) scratch.attention.reserve(attention_->many_scratch_bytes(store, group));
                     if (thread_parts(step, cache) > parts_.bytes()) parts_.reserve(thread_parts(step, cache));
                 }
         tokens_ = tokens, wanted_count_ = wanted_count, wanted_ = wanted, scores_ = scores, cache_ = &cache;

@@ -75,6 +75,7 @@ struct Step {
 struct StoreSpec {
     Codec codec;
     int heads, dim, keep, sinks;
+    std::shared_ptr<VqBooks> books;  // VQ
 };
 
 struct RotarySpec {
@@ -149,7 +150,7 @@ class Cache {
   private:
     struct Place {
         int capacity, width;
-        size_t k, v, k_scale, v_scale, positions;  // offsets in a sequence's memory
+        size_t k, v, k_scale, v_scale, positions, exact;  // offsets in a sequence's memory
     };
     struct Sequence {
         int length = 0, capacity = 0;  // tokens: the most there may be, and what there is memory for
@@ -176,6 +177,7 @@ class Cache {
 };
 
 constexpr int PART = 512;  // slots of one part of attention: fixed, so that results do not depend on who computes what
+inline int part_slots(const StoreSpec& spec) { return spec.codec == Codec::VQ ? VQ_PART : PART; }
 
 struct Rows {  // the tokens of a call; after Narrow, those whose scores are wanted
     int count = 0;

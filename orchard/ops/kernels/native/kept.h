@@ -10,7 +10,8 @@
 // each pair is turned for it in whole steps that its rounding can hold. No pair is ever off by more than half of such a step.
 //
 // The memory of a store is fixed by its budget: heads × (budget + block) slots, and `scratch` more for rows that look and are not kept.
-// Heads may share it as they need, as long as their sum fits.
+// Heads may share it as they need, as long as their sum fits. Other budgets, or more scratch, mean other memory, which is there beside the
+// old for a moment.
 #pragma once
 #include <cstdint>
 #include <vector>

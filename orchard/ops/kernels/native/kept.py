@@ -28,6 +28,7 @@ def _functions() -> ctypes.CDLL:
     handle, number, pointer = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "open": (number, [handle, handle, number, pointer, number, number]),
+        "memory": (ctypes.c_size_t, [handle, number]),
         "tokens": (number, [handle, number]),
         "room": (number, [handle, number]),
         "rows": (number, [handle, number]),
@@ -91,6 +92,11 @@ class KeptSequence:
         return int(self._calls.orchard_kept_tokens(self.stores.handle, self.sequence))
 
     @property
+    def memory(self) -> int:
+        """Bytes taken for keys and values, rows that only look included."""
+        return int(self._calls.orchard_kept_memory(self.stores.handle, self.sequence))
+
+    @property
     def room(self) -> int:
         """Tokens that may be kept before some must go."""
         return int(self._calls.orchard_kept_room(self.stores.handle, self.sequence))
@@ -126,7 +132,7 @@ class KeptSequence:
                 f"{len(tokens)} tokens do not fit: there is room for {self.room}", hint="evict before reading more"
             )
         for at in range(0, len(tokens), CHUNK):
-            rows = self._rows(tokens[at : at + CHUNK], 0)
+            rows = self.rows(tokens[at : at + CHUNK])
             last = np.arange(max(len(tokens) - wanted, at), min(at + CHUNK, len(tokens)), dtype=np.int32)
             done = max(0, at - (len(tokens) - wanted))
             self.program.run(
@@ -136,8 +142,19 @@ class KeptSequence:
                 scores[done : done + len(last)],
                 prompt=prompt or len(tokens) > 1,
             )
-            if not self._calls.orchard_kept_keep(self.stores.handle, self.sequence, len(rows[0])):
-                raise OrchardError("more tokens than the budget allows", hint="this is a fault of Orchard: report it")
+            self.keep(len(rows[0]))
+
+    def rows(self, tokens: np.ndarray, ahead: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens, sequences and positions (int32) of rows that come next, or so many tokens after that: for `Program.run`,
+        together with the rows of other sequences of the same stores. `keep` says afterwards that they stay."""
+        start, count = self.tokens + ahead, len(tokens)
+        places = np.arange(start, start + count, dtype=np.int32)
+        return np.ascontiguousarray(tokens, np.int32), np.full(count, self.sequence, np.int32), places
+
+    def keep(self, tokens: int) -> None:
+        """So many rows that were just run, at the next positions, stay. Never more than the budget allows."""
+        if not self._calls.orchard_kept_keep(self.stores.handle, self.sequence, tokens):
+            raise OrchardError("more tokens than the budget allows", hint="evict before reading more")
 
     def watch(self, tokens: np.ndarray, *, again: bool = False) -> list[np.ndarray]:
         """Let tokens (int32) look at what is kept, and at each other, and keep nothing of them. For every head, store after
@@ -154,7 +171,7 @@ class KeptSequence:
         plan, calls = self.program.plan, self._calls
         last = 1 + max(place for place, step in enumerate(plan.steps) if isinstance(step, Attend))
         for at in range(0, len(tokens), CHUNK):
-            rows = self._rows(tokens[at : at + CHUNK], at - len(tokens) if again else at)
+            rows = self.rows(tokens[at : at + CHUNK], at - len(tokens) if again else at)
             every = np.arange(len(rows[0]), dtype=np.int32)  # all rows are wanted, so that none is dropped on the way
             problem = calls.orchard_engine_watch(
                 self.program._engine,
@@ -214,12 +231,6 @@ class KeptSequence:
         self._calls.orchard_kept_put(self.stores.handle, self.sequence, counts.ctypes.data, raw.ctypes.data)
 
     # Inside -----------------------------------------------------------------------------------------------------------
-
-    def _rows(self, tokens: np.ndarray, ahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, sequences and positions of rows that come next, or so many tokens after that."""
-        start, count = self.tokens + ahead, len(tokens)
-        places = np.arange(start, start + count, dtype=np.int32)
-        return np.ascontiguousarray(tokens, np.int32), np.full(count, self.sequence, np.int32), places
 
     def _everything(self) -> list[np.ndarray]:
         return [np.arange(count, dtype=np.int32) for count in self.counts]

@@ -19,6 +19,8 @@ EXPORT int orchard_kept_open(const Engine* engine, Cache* cache, int sequence, c
     return 1;
 }
 
+EXPORT size_t orchard_kept_memory(const Cache* cache, int sequence) { return cache->kept(sequence)->memory(); }
+
 EXPORT int orchard_kept_tokens(const Cache* cache, int sequence) { return cache->kept(sequence)->tokens(); }
 
 // Tokens that may be kept before some must go; and rows that have a slot, kept or not.

@@ -12,7 +12,6 @@
 #include <immintrin.h>
 #endif
 
-#include "exponential.h"
 #include "kernels.h"
 #include "watch.h"
 
@@ -23,6 +22,7 @@ constexpr int BLOCK = 16;  // slots that lie side by side
 constexpr int VECTORS = BLOCK / WIDTH;
 
 typedef float Floats __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 
 inline Floats load(const float* from) {
     Floats value;
@@ -40,6 +40,35 @@ inline Floats add_product(Floats sum, Floats a, float b) {
 #else
     return sum + a * b;
 #endif
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+// e^x for x up to 0, to about 1e-6 of its value; nothing below -87.
+inline Floats exponential(Floats x) {
+    const Floats least = Floats{} - 87.0f, clamped = x > least ? x : least;
+    const Floats turns = clamped * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+    const Floats whole = turns - 12582912.0f;
+    const Floats rest = clamped - whole * 0.693145752f - whole * 1.42860677e-6f;
+    Floats sum = Floats{} + 1.0f / 720;
+    sum = sum * rest + 1.0f / 120;
+    sum = sum * rest + 1.0f / 24;
+    sum = sum * rest + 1.0f / 6;
+    sum = sum * rest + 0.5f;
+    sum = sum * rest + 1.0f;
+    sum = sum * rest + 1.0f;
+    Ints bits;
+    std::memcpy(&bits, &turns, sizeof bits);
+    bits = (bits + 127) << 23;  // the whole number stands in the lowest bits
+    Floats factor;
+    std::memcpy(&factor, &bits, sizeof factor);
+    return x > least ? sum * factor : Floats{};
+}
+
+// cap * tanh(x / cap)
+inline Floats capped(Floats x, float cap) {
+    const Floats size = x > 0.0f ? x : -x, e = exponential(size * (-2 / cap)), y = (cap - e * cap) / (1.0f + e);
+    return x > 0.0f ? y : -y;
 }
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
@@ -82,7 +111,7 @@ void tile(const float* keys, int width, const float* q, float* scores, size_t ne
             for (int i = 0; i < VECTORS; i++) sum[t][i] = add_product(sum[t][i], key[i], q[t * width + c]);
     }
     for (int t = 0; t < T; t++)
-        for (int i = 0; i < VECTORS; i++) std::memcpy(scores + t * next + i * WIDTH, &sum[t][i], sizeof(Floats));
+        for (int i = 0; i < VECTORS; i++) store(scores + t * next + i * WIDTH, sum[t][i]);
 }
 
 template <int T>
@@ -91,28 +120,28 @@ void rest(const float* keys, int width, const float* q, int queries, float* scor
     else if constexpr (T > 1) rest<T - 1>(keys, width, q, queries, scores, next);
 }
 
-// One query's scores over whole blocks [from, upto), of which [first, last) are seen, become shares of slots [first, shown).
+// One query's scores, of which [first, last) are seen, become shares of slots [first, shown).
 void weigh(float* scores, int first, int last, int shown, float softcap, float factor, float* best) {
     const int from = first / BLOCK * BLOCK, upto = rounded(last);
-    if (softcap > 0)
-        for (int s = first; s < last; s++) {
-            const float e = exponential(-2 / softcap * std::fabs(scores[s]));
-            scores[s] = std::copysign(softcap * (1 - e) / (1 + e), scores[s]);
-        }
+    for (int s = from; softcap > 0 && s < upto; s += WIDTH) store(scores + s, capped(load(scores + s), softcap));
     for (int s = from; s < first; s++) scores[s] = -INFINITY;
     for (int s = last; s < upto; s++) scores[s] = -INFINITY;
-    float most[BLOCK], total[BLOCK] = {};
-    std::memcpy(most, scores + from, sizeof most);
+    Floats most[VECTORS], total[VECTORS] = {};
+    for (int i = 0; i < VECTORS; i++) most[i] = load(scores + from + i * WIDTH);
     for (int s = from; s < upto; s += BLOCK)
-        for (int i = 0; i < BLOCK; i++) most[i] = scores[s + i] > most[i] ? scores[s + i] : most[i];
-    float top = most[0], sum = 0;
-    for (int i = 1; i < BLOCK; i++) top = most[i] > top ? most[i] : top;
-    for (int s = from; s < upto; s += BLOCK)
-        for (int i = 0; i < BLOCK; i++) {
-            scores[s + i] = exponential(scores[s + i] - top);
-            total[i] += scores[s + i];
+        for (int i = 0; i < VECTORS; i++) {
+            const Floats here = load(scores + s + i * WIDTH);
+            most[i] = here > most[i] ? here : most[i];
         }
-    for (int i = 0; i < BLOCK; i++) sum += total[i];
+    float top = -INFINITY, sum = 0;
+    for (int i = 0; i < BLOCK; i++) top = most[i / WIDTH][i % WIDTH] > top ? most[i / WIDTH][i % WIDTH] : top;
+    for (int s = from; s < upto; s += BLOCK)
+        for (int i = 0; i < VECTORS; i++) {
+            const Floats here = exponential(load(scores + s + i * WIDTH) - top);
+            store(scores + s + i * WIDTH, here);
+            total[i] += here;
+        }
+    for (int i = 0; i < BLOCK; i++) sum += total[i / WIDTH][i % WIDTH];
     const float share = (factor != 0 ? factor : 1) / sum;
     const int end = smaller(last, shown);
     if (factor != 0) {
