@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchard.bench.memory_policies import KeptMaker
 from orchard.core.config import REQUIRED
-from orchard.core.errors import OrchardError, UnsupportedPair, UsageError
+from orchard.core.errors import BadFile, OrchardError, UnsupportedPair, UsageError
 from orchard.generate.memory.episodes import Embed
 from orchard.generate.memory.protocol import Kept
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 OWN = "own"
 """As the model has it."""
+OWNERS = ("share-kv", "retain")
+FITTED = ("kv-commvq", "kv-int4")
+"""Steps of compression that say whose keys and values layers read, and how they are kept by what was fitted."""
 
 
 def codecs() -> dict[str, Any]:
@@ -32,19 +36,13 @@ def codecs() -> dict[str, Any]:
 def rewriting(codec: str, owner: str) -> Callable[[Any], Any] | None:
     """What makes a model's tree into one with this codec and these owners; None where both are the model's own.
 
-    `owner` is a step of compression that says whose keys and values layers read, such as share-kv:last=10. Only the tree
-    changes: what such a step would fit or train is left out, and so is what that would be worth."""
+    Both may be steps of compression: share-kv:last=10 says whose keys and values layers read, kv-commvq:file=PATH how they are
+    kept. Only the tree changes: what an owner's step would fit or train is left out, and so is what that would be worth."""
     steps: list[Callable[[Any], Any]] = []
     if owner != OWN:
-        steps.append(_owner(owner))
+        steps.append(_step(owner, OWNERS, "says no owners"))
     if codec != OWN:
-        known = codecs()
-        if codec not in known:
-            raise UsageError(
-                f"no codec called {codec!r} can be taken as it is",
-                hint=f"one of {', '.join((OWN, *known))}; for one that is fitted, compress the model with it and name that file",
-            )
-        steps.append(lambda tree: _coded(tree, known[codec]))
+        steps.append(_step(codec, FITTED, "is no codec") if ":" in codec else _plain(codec))
     if not steps:
         return None
 
@@ -57,9 +55,13 @@ def rewriting(codec: str, owner: str) -> Callable[[Any], Any] | None:
 
 
 def opened(name: str, codec: str, owner: str) -> Model:
+    """A model that keeps its keys and values so; `BadFile` where a codec was fitted to another model, or not at all."""
     from orchard.session.model import load
 
-    return load(name, rewrite=rewriting(codec, owner), draft=False)
+    rewrite = rewriting(codec, owner)
+    if ":" in codec:
+        _check_fitted(name, codec)
+    return load(name, rewrite=rewrite, draft=False)
 
 
 def keeper(model: Model) -> tuple[KeptMaker, str]:
@@ -119,6 +121,16 @@ def _needs(config: Any) -> bool:
     return any(getattr(config, one.name) is REQUIRED for one in fields(config))
 
 
+def _plain(name: str) -> Callable[[Any], Any]:
+    known = codecs()
+    if name not in known:
+        raise UsageError(
+            f"no codec called {name!r} can be taken as it is",
+            hint=f"one of {', '.join((OWN, *known))}, or a fitted one, such as kv-commvq:file=PATH",
+        )
+    return lambda tree: _coded(tree, known[name])
+
+
 def _coded(tree: Any, codec: Any) -> Any:
     from orchard.cache.store import Store
 
@@ -128,13 +140,33 @@ def _coded(tree: Any, codec: Any) -> Any:
     return tree.rewrite(Store, lambda store: store.clone(codec=codec()))
 
 
-def _owner(words: str) -> Callable[[Any], Any]:
+def _step(words: str, names: tuple[str, ...], problem: str) -> Callable[[Any], Any]:
+    """The transform of a step of compression, if it is one of these."""
     from orchard.recipes.compressing.plan import read_plan
     from orchard.recipes.compressing.steps import steps
 
-    sharing = [name for name in ("share-kv", "retain") if name in steps()]
-    if words.partition(":")[0] not in sharing:
-        raise UsageError(f"{words!r} says no owners", hint=f"{OWN}, or a step such as {' or '.join(sharing)}:…")
+    known = [name for name in names if name in steps()]
+    if words.partition(":")[0] not in known:
+        raise UsageError(f"{words!r} {problem}", hint=f"{OWN}, or a step such as {' or '.join(known)}:…")
     (step,) = read_plan(words).steps
     assert step.transform is not None
     return step.transform
+
+
+def _check_fitted(name: str, codec: str) -> None:
+    from orchard.cache.codecs import commvq, int4
+    from orchard.cache.codecs.fitted import model_of
+    from orchard.session.build import build
+    from orchard.transforms.kv_samples import fingerprint
+    from orchard.weights.library import Library
+
+    step: Any = _step(codec, FITTED, "is no codec")
+    kind = {"kv-commvq": commvq.KIND, "kv-int4": int4.KIND}[codec.partition(":")[0]]
+    if step.file is None:
+        return
+    if not Path(step.file).is_file():
+        raise BadFile(f"there is no {step.file}", hint=f"`orchard compress {name} {codec}` fits it first")
+    if model_of(step.file, kind) != fingerprint(build(Library().resolve(name), None)[1].decoder):
+        raise BadFile(
+            f"{step.file} was fitted to another model", hint=f"`orchard compress {name} {codec}` with another file"
+        )

@@ -94,3 +94,8 @@ def shares(words: str | None, otherwise: Sequence[str]) -> tuple[str, ...]:
     """A list as the command line has it: parts between commas, each once."""
     parts = [part.strip() for part in (words or "").split(",") if part.strip()]
     return tuple(dict.fromkeys(parts)) or tuple(otherwise)
+
+
+def named(words: str) -> tuple[str, ...]:
+    """The same for what may be a step with settings of its own, whose commas are its own too."""
+    return (words,) if ":" in words else shares(words, ())

@@ -22,7 +22,10 @@ def memory(
         typer.Option(metavar="A,B", help="Tokens (512), a compression (8x) or bytes (16MB). Default: 8x,4x."),
     ] = None,
     codec: Annotated[
-        str | None, typer.Option(metavar="A,B", help="How keys and values are kept: own, plain, int8 and others.")
+        list[str] | None,
+        typer.Option(
+            metavar="A,B", help="How keys and values are kept: own, plain, int8, int4, or a step: kv-commvq:file=PATH."
+        ),
     ] = None,
     owner: Annotated[
         list[str] | None,
@@ -58,7 +61,7 @@ def memory(
     Exit code 1 when a claim that was tested fails."""
     from orchard.bench.memory import run_and_save
     from orchard.bench.memory_chart import curves
-    from orchard.bench.memory_options import Options, shares
+    from orchard.bench.memory_options import Options, named, shares
     from orchard.bench.memory_report import table
     from orchard.core.files import write_text
 
@@ -67,7 +70,7 @@ def memory(
         model=model,
         policies=shares(policy, usual.policies),
         budgets=shares(budget, usual.budgets),
-        codecs=shares(codec, usual.codecs),
+        codecs=tuple(dict.fromkeys(one for each in codec or () for one in named(each))) or usual.codecs,
         owners=tuple(dict.fromkeys(owner or usual.owners)),
         tasks=shares(tasks, usual.tasks),
         tokens=tokens,

@@ -16,14 +16,17 @@ from orchard.bench.memory import Bench, run_and_save
 from orchard.bench.memory_chart import curves, lines_of
 from orchard.bench.memory_measure import Asked, Outcome, likelihoods, measure
 from orchard.bench.memory_model import codecs, embedding, keeper, opened, rewriting
-from orchard.bench.memory_options import Budget, Options
+from orchard.bench.memory_options import Budget, Options, named
 from orchard.bench.memory_policies import POLICIES, Settings, encoded, memory
 from orchard.bench.memory_report import Row, Subject, judged, wilson
 from orchard.bench.memory_tasks import recall
-from orchard.core.errors import OrchardError, UsageError
+from orchard.core.errors import BadFile, OrchardError, UsageError
 from orchard.core.report import Report
 from orchard.generate.memory.lexical import Lexical
 from orchard.ops.kernels.native import library
+from orchard.transforms.fit_codebooks import FitCodebooks
+from orchard.transforms.kv_samples import fingerprint
+from tests.cache.vq_files import random_books, write_books
 from tests.session.export_models import folder_of
 
 SMALL = {"tokens": 200, "talks": 1, "questions": 2, "decode": 2, "embedder": "lexical", "episodes": 2, "medoids": 1}
@@ -190,9 +193,30 @@ def test_codecs_by_name_and_what_compares_texts(empty_home: Path) -> None:
         embedding("minilm")
 
 
+def test_fitted_codecs_belong_to_their_model(folder: str, tmp_path: Path) -> None:
+    decoder = opened(folder, "own", "own").decoder
+    layers: list[Any] = decoder.config.complete().stack.layers
+    mixer, files = layers[0].mixer, {name: tmp_path / name for name in ("mine", "another's", "missing")}
+    books = random_books(mixer.kv_heads, FitCodebooks(file="").rounds_of(mixer.head_dim), words=16, dim=mixer.head_dim)
+    for name, whose in (("mine", fingerprint(decoder)), ("another's", "another")):
+        write_books(files[name], dict.fromkeys(range(len(layers)), books), model=whose)
+    some = Options(model=folder, policies=("recent", "episodic"), budgets=("64",), **SMALL)
+    mine = f"kv-commvq:file={files['mine']}"
+    report = Bench(replace(some, codecs=("own", "int4", mine))).run()
+    size = [report[f"recent 64{way} bytes"] for way in (f" {mine}", " int4", "")]
+    assert size == sorted(size) and report["peak over budget and block"] <= 1.0
+    assert any("torch" in note and "commvq" in note for note in report.notes)
+    for name in ("another's", "missing"):
+        with pytest.raises(BadFile) as caught:
+            Bench(replace(some, codecs=(f"kv-commvq:file={files[name]}",))).run()
+        assert "orchard compress" in caught.value.hint
+    assert named("own,int8") == ("own", "int8") and named("kv-commvq:file=a,bits=1") == ("kv-commvq:file=a,bits=1",)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"codecs": ("rtn:bits=4",)},
         {"policies": ("luck",)},
         {"budgets": ("luck",)},
         {"codecs": ("luck",)},
