@@ -49,12 +49,13 @@ class Conversation:
     """What is left of a conversation after its press."""
 
     def __init__(self, model: Any, press: Any, way: str, tokens: list[int]) -> None:
-        self.model, self.cache = model, DynamicCache()
+        cache: Any = DynamicCache()
+        self.model, self.cache = model, cache
         started = time.perf_counter()
         with press(model) if press is not None else nullcontext():
             model.model(input_ids=torch.tensor([tokens]), past_key_values=self.cache)
         self.seconds = time.perf_counter() - started
-        self.kept = [layer.keys.shape[2] for layer in self.cache.layers]
+        self.kept = [layer.keys.shape[2] for layer in cache.layers]
         # As in kvpress's pipeline: turned keys are packed, others stay where they were.
         self.start = self.kept[0] if way == "rerotated" else len(tokens)
 
