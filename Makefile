@@ -25,6 +25,7 @@ WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 2 ] && echo $$n 
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 LLAMA := llama-cpp-python==0.3.36
+KVPRESS := kvpress==0.5.5
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 help: ## show this list
@@ -65,6 +66,9 @@ bench: .venv/.dev .venv/.native $(PEERS)/.ready ## run every benchmark, beside t
 	@$(GET_MODEL)
 	@failed=; for program in $$(ls bench/*.py | grep -v -e draft -e _peer -e ondevice); do echo "$$program" >&2; $(BIN)/python "$$program" || failed="$$failed $$program"; done; \
 	$(BIN)/orchard bench engine --model $(MODEL) --save $(ARGS) || failed="$$failed engine"; \
+	$(BIN)/orchard bench memory $(MODEL) --save || failed="$$failed memory"; \
+	$(MAKE) -s $(PEERS)/kvpress/.ready || echo "make bench: kvpress could not be installed here" >&2; \
+	$(BIN)/python bench/memory_peer.py --model $(MODEL) --save || failed="$$failed memory_peer"; \
 	[ -z "$$failed" ] || { echo "make bench: claims failed, or it could not run here:$$failed" >&2; exit 1; }
 
 docs: .venv/.dev ## write the generated pages again: technique cards and the command line
@@ -130,4 +134,13 @@ $(PEERS)/.ready: constraints.txt | .venv/.runtime
 		echo "No clang here: llama.cpp may come without AMX (apt install clang-16 libomp-16-dev, then remove $(PEERS))"; \
 		$(PEERS_PIP) $(LLAMA); \
 	fi; \
+	touch $@
+
+# Asks for an older transformers than the other peers have, so it has an environment inside theirs.
+$(PEERS)/kvpress/.ready: | $(PEERS)/.ready
+	@set -e; exec </dev/null >&2; \
+	echo "Setting up $(PEERS)/kvpress (once, some minutes) …"; \
+	$(BIN)/python -m venv $(PEERS)/kvpress; \
+	$(PEERS)/kvpress/bin/python -m pip --disable-pip-version-check install -qq $(TORCH); \
+	$(PEERS)/kvpress/bin/python -m pip --disable-pip-version-check install -qq $(KVPRESS); \
 	touch $@

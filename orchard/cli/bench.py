@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from orchard.cli.bench_experts import experts
+from orchard.cli.bench_memory import memory
 from orchard.cli.bench_serve import serve
 from orchard.cli.common import console, note, print_json
 from orchard.cli.options import JsonOption, ModelOption
@@ -17,9 +18,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.callback(invoke_without_command=True)
 def bench(context: typer.Context) -> None:
-    """Measure the engine beside its peers, a server under load, or a cache of experts."""
+    """Measure the engine beside its peers, a server under load, a cache of experts, or long conversations in little memory."""
     if context.invoked_subcommand is None:
-        raise UsageError("which benchmark?", hint="`orchard bench engine`, `serve` or `experts TRACE`")
+        raise UsageError("which benchmark?", hint="`orchard bench engine`, `serve`, `experts TRACE` or `memory MODEL`")
 
 
 @app.command("engine")
@@ -70,3 +71,4 @@ def engine(
 
 app.command("serve")(serve)
 app.command("experts")(experts)
+app.command("memory")(memory)
