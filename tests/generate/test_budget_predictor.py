@@ -161,9 +161,7 @@ def test_a_predictor_decides_by_what_the_engine_shows_it(smollm2: Path) -> None:
     model = load("smollm2")
     tokenizer, engine = model.tokenizer, model.engine
     sums = [f"What is {a}+{b}?" for a in range(1, 3) for b in range(1, 4)]
-    others = [
-        f"Who wrote {name}?" for name in ("Emma", "Hamlet", "Faust", "Ulysses", "Dune", "Kim")
-    ]
+    others = [f"Who wrote {name}?" for name in ("Emma", "Hamlet", "Faust", "Ulysses", "Dune", "Kim")]
     hidden = hidden_of(engine.model, [model.prompt_ids(text) for text in (*sums, *others)])
     shares = np.repeat([1.0, 0.0], (len(sums), len(others)))
     predictor = fit(hidden, shares, epochs=60, signature=getattr(engine.model, "signature", "")).with_policy(tau=0.5)
