@@ -57,7 +57,7 @@ class Store(Configurable):
             books: Books | None = codec.native_books(self.heads, self.dim) if name == "vq" else None
             if books is not None and window[0]:
                 raise UnsupportedPair("codes with a window have no native form", hint="it runs in torch")
-            return NativeStore(name, *window, books=books)
+            return NativeStore(name, window[0], window[1], books)
 
     def __init__(self, cfg: Config, *, slots: Slots, dtype: torch.dtype, device: torch.device | None = None) -> None:
         if cfg.owner is not None:
