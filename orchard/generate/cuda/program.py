@@ -50,6 +50,12 @@ class Program:
         self._vectors: dict[str, Tensor] = {}
         self._kinds = _buffer_kinds(plan, device)
         self.ops: list[Op] = []
+        for store in plan.stores:
+            if store.codec == "vq":
+                raise UnsupportedPair(
+                    f"the codes that layer {store.layer} keeps have no form on {device.type}",
+                    hint="run this model on the CPU, or in torch with a named dtype",
+                )
         for step in plan.steps:
             bind = BIND.get(type(step))
             if bind is None:

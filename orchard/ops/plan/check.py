@@ -185,6 +185,7 @@ class _Check:
             self.count(words, "codewords", codes.MOST_WORDS, least=2)
             self.must(words & (words - 1) == 0, f"{words} codewords")
         self.count(books.exact, "exact", codes.MOST_EXACT, least=0)
+        self.count(books.beam, "beam", codes.MOST_BEAM)
         for name, length in books.lengths(spec.heads, spec.dim):
             self.must(bool(np.isfinite(self.vector(name, length)).all()), f"a number of {name!r} is not finite")
 

@@ -16,7 +16,7 @@ from orchard.core.frozen import frozen
 if TYPE_CHECKING:
     from orchard.ops.vq import Codebooks
 
-WIDEST, MOST_ROUNDS, MOST_WORDS, MOST_EXACT = 512, 128, 256, 4096
+WIDEST, MOST_ROUNDS, MOST_WORDS, MOST_EXACT, MOST_BEAM = 512, 128, 256, 4096, 256
 """What the native engine has room for: channels of a head, rounds, codewords of a round (vq.h), tokens that stay as they are."""
 ARRAYS = ("keys", "values", "key_offset", "value_offset", "key_weight", "value_metric")
 
@@ -32,13 +32,15 @@ class Books:
     key_weight: np.ndarray  # [H, D/2]
     value_metric: np.ndarray  # [H, D, D]
     exact: int = 0
+    beam: int = 1
+    """Beginnings that encoding goes on with."""
 
     @classmethod
-    def of(cls, books: Codebooks, exact: int) -> Books:
+    def of(cls, books: Codebooks, exact: int, beam: int = 1) -> Books:
         """The same from tensors."""
         arrays = {name: getattr(books, name).detach().cpu().numpy() for name in ARRAYS}
         arrays["keys"] = np.concatenate([arrays["keys"][..., 0], arrays["keys"][..., 1]], -1)
-        return cls(**arrays, exact=exact)
+        return cls(**arrays, exact=exact, beam=beam)
 
 
 @frozen
@@ -56,6 +58,7 @@ class BooksSpec:
     value_rounds: int
     value_words: int
     exact: int = 0
+    beam: int = 1
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -84,7 +87,7 @@ class BooksSpec:
         return 2 * heads * self.exact * dim * 4
 
     def numbers(self) -> tuple[int, ...]:
-        return self.key_rounds, self.key_words, self.value_rounds, self.value_words, self.exact
+        return self.key_rounds, self.key_words, self.value_rounds, self.value_words, self.exact, self.beam
 
 
 def spec_of(books: Books, path: str, put: Callable[[str, np.ndarray], str]) -> BooksSpec:
@@ -101,4 +104,5 @@ def spec_of(books: Books, path: str, put: Callable[[str, np.ndarray], str]) -> B
         value_rounds=books.values.shape[1],
         value_words=books.values.shape[2],
         exact=books.exact,
+        beam=books.beam,
     )

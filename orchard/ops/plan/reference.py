@@ -255,7 +255,11 @@ def through_codes(
     arrays = [torch.from_numpy(plan.tensors[name]).reshape(shape) for name, shape in zip(books.tensors, shapes)]
     made = vq.Codebooks(vq.paired(arrays[0]), *arrays[1:])
     keys, values = (torch.from_numpy(np.ascontiguousarray(x)).transpose(0, 1)[None] for x in (k, v))  # [1, H, N, D]
-    coded = vq.decode_keys(made, *vq.encode_keys(made, keys)), vq.decode_values(made, *vq.encode_values(made, values))
+    beam = books.beam
+    coded = (
+        vq.decode_keys(made, *vq.encode_keys(made, keys, beam)),
+        vq.decode_values(made, *vq.encode_values(made, values, beam)),
+    )
     kept = (np.asarray(positions) < books.exact)[:, None, None]
     read = [x[0].transpose(0, 1).numpy() for x in coded]
     return np.where(kept, k, read[0]), np.where(kept, v, read[1])

@@ -42,7 +42,7 @@ class Words {
         books->heads = heads, books->dim = dim;
         books->key_rounds = number(), books->key_words = number();
         books->value_rounds = number(), books->value_words = number();
-        books->exact = number();
+        books->exact = number(), books->beam = number();
         books->keys = pointer<float>(), books->values = pointer<float>();
         books->key_offset = pointer<float>(), books->value_offset = pointer<float>();
         books->key_weight = pointer<float>(), books->value_metric = pointer<float>();

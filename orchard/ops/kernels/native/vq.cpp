@@ -1,4 +1,4 @@
-// Codebooks as the kernels want them, and the greedy encoder: the same steps as `encode_keys` and `encode_values` of orchard/ops/vq.py.
+// Codebooks as the kernels want them, and the encoder: the same steps as `encode_keys` and `encode_values` of orchard/ops/vq.py.
 #include "vq.h"
 
 #include <cmath>
@@ -46,82 +46,130 @@ void pack(const uint8_t* indices, int bits, int count, uint8_t* to) {
     if (have) *to = held & 255;
 }
 
-// x - offset at length 1 in `left`; answers its length.
-float normalised(const float* x, const float* offset, int dim, float* centred, float* left) {
+// x - offset, and the same at length 1 in `left`.
+void normalised(const float* x, const float* offset, int dim, float* centred, float* left) {
     for (int c = 0; c < dim; c++) centred[c] = x[c] - offset[c];
     const float norm = std::sqrt(dot(centred, centred, dim)), below = norm > 1e-12f ? norm : norm == norm ? 1e-12f : norm;
     for (int c = 0; c < dim; c++) left[c] = centred[c] / below;
-    return norm;
 }
 
 // The factor that brings what was made nearest to x, where `weighted` is what was made, in the metric.
-float fitted(const float* weighted, const float* made, const float* x, int dim, float norm) {
+float fitted(const float* weighted, const float* made, const float* x, int dim) {
     const float square = dot(weighted, made, dim), best = dot(weighted, x, dim) / (square > 1e-12f ? square : 1e-12f);
-    return best > 0 ? best : norm;
+    return best < 0 ? 0 : best;
 }
 
-// The pair with the largest with_a[A] + with_b[B] - cost[A][B].
-void best_pair(const float* with_a, const float* with_b, const float* costs, int n, uint8_t* pair) {
-    float most = -INFINITY;
-    pair[0] = pair[1] = 0;
+// A beginning of codes that is gone on with: what is left of the vector, and how much was gained.
+struct Beginning {
+    float gained;
+    float left[VQ_MOST_DIM];
+    uint8_t indices[2 * VQ_MOST_ROUNDS];
+};
+
+struct Choice {
+    float gained;
+    int from;
+    uint8_t pair[2];
+};
+
+// The best choices of one round, best first: with_a[A] + with_b[B] - cost[A][B] more than the beginning had.
+void choose(const float* with_a, const float* with_b, const float* costs, int n, float gained, int from, int most, std::vector<Choice>& best) {
     for (int a = 0; a < n; a++) {
-        const float* cost = costs + (size_t)a * n;
+        const float *cost = costs + (size_t)a * n, before = gained + with_a[a];
         float here = -INFINITY;
         for (int b = 0; b < n; b++) here = with_b[b] - cost[b] > here ? with_b[b] - cost[b] : here;
-        if (!(with_a[a] + here > most)) continue;
-        int b = 0;
-        while (b < n - 1 && with_b[b] - cost[b] != here) b++;
-        most = with_a[a] + here, pair[0] = a, pair[1] = b;
+        if ((int)best.size() == most && !(before + here > best.back().gained)) continue;
+        for (int b = 0; b < n; b++) {
+            const float total = before + (with_b[b] - cost[b]);
+            if ((int)best.size() == most && !(total > best.back().gained)) continue;
+            if ((int)best.size() == most) best.pop_back();
+            size_t at = best.size();
+            while (at > 0 && best[at - 1].gained < total) at--;
+            best.insert(best.begin() + (long)at, Choice{total, from, {(uint8_t)a, (uint8_t)b}});
+        }
     }
+}
+
+// Looks for codes of a vector of length one, a pair of indices a round; the best `b.beam` beginnings are gone on with. `multiply(r, left,
+// with_a, with_b)` gives what each codeword would gain, `take(r, pair, left)` takes a pair off. Answers the best.
+template <class Multiply, class Take>
+const Beginning& searched(const VqBooks& b, const float* unit, int rounds, int n, const float* costs, const Multiply& multiply, const Take& take) {
+    thread_local std::vector<Beginning> now, next;
+    std::vector<Choice> best;
+    float with_a[256], with_b[256];
+    now.resize(1);
+    now[0].gained = 0;
+    std::memcpy(now[0].left, unit, sizeof(float) * b.dim);
+    for (int r = 0; r < rounds; r++) {
+        best.clear();
+        for (size_t from = 0; from < now.size(); from++) {
+            multiply(r, now[from].left, with_a, with_b);
+            choose(with_a, with_b, costs + (size_t)r * n * n, n, now[from].gained, (int)from, b.beam, best);
+        }
+        if (best.empty()) best.push_back(Choice{0, 0, {0, 0}});  // what is no number gains nothing
+        next.resize(best.size());
+        for (size_t at = 0; at < best.size(); at++) {
+            const Beginning& old = now[best[at].from];
+            next[at].gained = best[at].gained;
+            std::memcpy(next[at].left, old.left, sizeof(float) * b.dim);
+            std::memcpy(next[at].indices, old.indices, 2 * r);
+            std::memcpy(next[at].indices + 2 * r, best[at].pair, 2);
+            take(r, best[at].pair, next[at].left);
+        }
+        now.swap(next);
+    }
+    return now[0];
 }
 
 void put_key(const VqBooks& b, int head, const float* k, uint8_t* row) {
     const int dim = b.dim, half = dim / 2, n = b.key_words;
-    float x[VQ_MOST_DIM] = {}, left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM], turned[VQ_MOST_DIM];
-    float with_a[256], with_b[256];
-    uint8_t indices[2 * VQ_MOST_ROUNDS];
-    const float norm = normalised(k, b.key_offset + (size_t)head * dim, dim, x, left), *weight = b.key_weight + (size_t)head * half;
-    std::memcpy(unit, left, sizeof(float) * dim);
-    for (int r = 0; r < b.key_rounds; r++) {
-        const size_t round = (size_t)head * b.key_rounds + r;
-        const float* words = b.keys + round * n * dim;
+    float x[VQ_MOST_DIM] = {}, unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM], turned[VQ_MOST_DIM];
+    normalised(k, b.key_offset + (size_t)head * dim, dim, x, unit);
+    const float *weight = b.key_weight + (size_t)head * half, *words = b.keys + (size_t)head * b.key_rounds * n * dim;
+    auto multiply = [&](int r, const float* left, float* with_a, float* with_b) {
         for (int p = 0; p < half; p++) {
             weighted[p] = left[p] * weight[p], weighted[half + p] = left[half + p] * weight[p];
             turned[p] = weighted[half + p], turned[half + p] = -weighted[p];  // times -i: c gives with it what i c gives with `weighted`
         }
-        for (int j = 0; j < n; j++) with_a[j] = dot(words + (size_t)j * dim, weighted, dim), with_b[j] = dot(words + (size_t)j * dim, turned, dim);
-        best_pair(with_a, with_b, b.key_costs.data() + round * n * n, n, indices + 2 * r);
-        const float *first = words + (size_t)indices[2 * r] * dim, *second = words + (size_t)indices[2 * r + 1] * dim;
+        const float* word = words + (size_t)r * n * dim;
+        for (int j = 0; j < n; j++, word += dim) with_a[j] = dot(word, weighted, dim), with_b[j] = dot(word, turned, dim);
+    };
+    auto take = [&](int r, const uint8_t* pair, float* left) {
+        const float *first = words + ((size_t)r * n + pair[0]) * dim, *second = words + ((size_t)r * n + pair[1]) * dim;
         for (int p = 0; p < half; p++) {
             left[p] -= first[p] - second[half + p];
             left[half + p] -= first[half + p] + second[p];
         }
-    }
-    for (int c = 0; c < dim; c++) unit[c] -= left[c], weighted[c] = unit[c] * weight[c % half];
-    pack(indices, b.key_bits, 2 * b.key_rounds, row);
-    put_prescale(row + b.key_bytes() - 2, fitted(weighted, unit, x, dim, norm));
+    };
+    const float* costs = b.key_costs.data() + (size_t)head * b.key_rounds * n * n;
+    const Beginning& found = searched(b, unit, b.key_rounds, n, costs, multiply, take);
+    for (int c = 0; c < dim; c++) unit[c] -= found.left[c], weighted[c] = unit[c] * weight[c % half];
+    pack(found.indices, b.key_bits, 2 * b.key_rounds, row);
+    put_prescale(row + b.key_bytes() - 2, fitted(weighted, unit, x, dim));
 }
 
 // Two rounds at a time, as the two indices of a key's round.
 void put_value(const VqBooks& b, int head, const float* v, uint8_t* row) {
     const int dim = b.dim, m = b.value_words;
-    float x[VQ_MOST_DIM] = {}, left[VQ_MOST_DIM], unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM];
-    float with_a[256], with_b[256];
-    uint8_t indices[VQ_MOST_ROUNDS];
-    const float norm = normalised(v, b.value_offset + (size_t)head * dim, dim, x, left), *metric = b.value_metric + (size_t)head * dim * dim;
-    std::memcpy(unit, left, sizeof(float) * dim);
-    for (int r = 0; r < b.value_rounds; r += 2) {
-        const size_t round = (size_t)head * b.value_rounds + r;
-        const float *words = b.values + round * m * dim, *probes = b.value_probes.data() + round * m * dim;
-        for (int j = 0; j < m; j++) with_a[j] = dot(probes + (size_t)j * dim, left, dim), with_b[j] = dot(probes + (size_t)(m + j) * dim, left, dim);
-        best_pair(with_a, with_b, b.value_costs.data() + round / 2 * m * m, m, indices + r);
-        const float *first = words + (size_t)indices[r] * dim, *second = words + (size_t)(m + indices[r + 1]) * dim;
+    float x[VQ_MOST_DIM] = {}, unit[VQ_MOST_DIM], weighted[VQ_MOST_DIM];
+    normalised(v, b.value_offset + (size_t)head * dim, dim, x, unit);
+    const size_t before = (size_t)head * b.value_rounds * m * dim;
+    const float *words = b.values + before, *probes = b.value_probes.data() + before, *metric = b.value_metric + (size_t)head * dim * dim;
+    auto multiply = [&](int r, const float* left, float* with_a, float* with_b) {
+        const float* probe = probes + (size_t)r * 2 * m * dim;
+        for (int j = 0; j < m; j++) with_a[j] = dot(probe + (size_t)j * dim, left, dim), with_b[j] = dot(probe + (size_t)(m + j) * dim, left, dim);
+    };
+    auto take = [&](int r, const uint8_t* pair, float* left) {
+        const float* word = words + (size_t)r * 2 * m * dim;
+        const float *first = word + (size_t)pair[0] * dim, *second = word + (size_t)(m + pair[1]) * dim;
         for (int c = 0; c < dim; c++) left[c] -= first[c] + second[c];
-    }
-    for (int c = 0; c < dim; c++) unit[c] -= left[c];
+    };
+    const float* costs = b.value_costs.data() + (size_t)head * b.value_rounds / 2 * m * m;
+    const Beginning& found = searched(b, unit, b.value_rounds / 2, m, costs, multiply, take);
+    for (int c = 0; c < dim; c++) unit[c] -= found.left[c];
     for (int c = 0; c < dim; c++) weighted[c] = dot(metric + (size_t)c * dim, unit, dim);
-    pack(indices, b.value_bits, b.value_rounds, row);
-    put_prescale(row + b.value_bytes() - 2, fitted(weighted, unit, x, dim, norm));
+    pack(found.indices, b.value_bits, b.value_rounds, row);
+    put_prescale(row + b.value_bytes() - 2, fitted(weighted, unit, x, dim));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ constexpr int VQ_MOST_ROUNDS = 128;
 struct VqBooks {
     int heads = 0, dim = 0, lanes = 0, columns = 0;  // columns: dim padded to a multiple of 32
     int key_rounds = 0, key_words = 0, key_bits = 0, value_rounds = 0, value_words = 0, value_bits = 0;
-    int exact = 0;
+    int exact = 0, beam = 1;  // tokens that stay as they are; beginnings that encoding goes on with
     const float* keys = nullptr;          // [heads][rounds][words][dim]
     const float* values = nullptr;        // the same for values
     const float* key_offset = nullptr;    // [heads][dim]

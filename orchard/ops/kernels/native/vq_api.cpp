@@ -10,7 +10,7 @@ using orchard::Store;
 using orchard::Visible;
 using orchard::VqBooks;
 
-// numbers: heads, dim, rounds and words of keys, rounds and words of values, exact, half (0: no rotation); arrays: keys, values, key_offset,
+// numbers: heads, dim, rounds and words of keys, rounds and words of values, exact, half (0: no rotation), beam; arrays: keys, values, key_offset,
 // value_offset, key_weight, value_metric, frequencies. The arrays have to stay.
 EXPORT VqBooks* orchard_vq_new(const int32_t* numbers, const float* const* arrays, float gain) {
     VqBooks* books = new VqBooks();
@@ -20,6 +20,7 @@ EXPORT VqBooks* orchard_vq_new(const int32_t* numbers, const float* const* array
     books->keys = arrays[0], books->values = arrays[1], books->key_offset = arrays[2], books->value_offset = arrays[3];
     books->key_weight = arrays[4], books->value_metric = arrays[5];
     books->prepare();
+    books->beam = numbers[8];
     if (numbers[7]) books->rotate_by(arrays[6], numbers[7], gain);
     return books;
 }
