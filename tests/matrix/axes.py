@@ -25,6 +25,7 @@ from orchard.nn.attention import Attention, Rotary
 from orchard.nn.attention.scaling import Scaling
 from orchard.nn.formats import Format
 from orchard.nn.norm import RMSNorm
+from tests.cache.vq_files import file_for
 
 DIM, HEADS, HEAD_DIM = 16, 4, 8
 
@@ -34,6 +35,17 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"window": 3},
         "sinks": {"window": 4, "sinks": 2},
         "wide": {"window": 64, "sinks": 1},
+    },
+    # Roomy: what is forgotten, and how, is tried with every codec and owner in tests/matrix/test_budgets.py.
+    "orchard.cache.policies.keydiff:KeyDiff": {
+        "even": {"budget": 12, "block": 4, "sinks": 2},
+        "flat": {"budget": 12, "block": 4, "sinks": 2, "heads": "flat"},
+    },
+    "orchard.cache.policies.recent:Recent": {"budget": {"budget": 12, "block": 4}},
+    "orchard.cache.policies.snap:Snap": {"budget": {"budget": 12, "block": 4, "last": 3}},
+    "orchard.cache.policies.probe:Probe": {"budget": {"budget": 12, "block": 4}},
+    "orchard.cache.codecs.commvq:CommVQ": {
+        "": {"file": file_for(1, 3, 8, HEAD_DIM), "model": "a test", "layer": 0, "rounds": 3, "words": 8, "sinks": 0},
     },
     # Variations of a format that only rounding can tell apart are tried in tests/nn/test_formats.py: here each costs many cases.
     "orchard.nn.formats.int8:Int8": {"rows": {}, "groups": {"group": 8}},
@@ -119,8 +131,10 @@ def without_example() -> list[str]:
     return [f"{axis} {_key(kind)}" for axis, kinds in parts().items() for kind in kinds if _needs_example(kind)]
 
 
-def codecs() -> dict[str, Config]:
-    return _examples(parts()["codec"])
+def codecs(dim: int = HEAD_DIM) -> dict[str, Config]:
+    """For heads of so many channels, which codebooks have to fit."""
+    cases: dict[str, Any] = _examples(parts()["codec"])
+    return {**cases, "CommVQ": cases["CommVQ"].clone(file=file_for(1, 3, 8, dim))}
 
 
 def policies() -> dict[str, Config]:

@@ -19,9 +19,9 @@ from orchard.core.errors import ContextOverflow, UnsupportedPair
 class Placement:
     """Where one step's tokens go and what is seen after them.
 
-    `index` [B, T] is the slot each new token is written to. When `with_new` is set, what is seen are the slots as they
-    were before the step followed by all new tokens (some of which may already fall out again); otherwise the slots after
-    writing. `positions` and `valid` [B, 1, S] describe what is seen, in that order.
+    `index` [B, T] is the slot each new token is written to ([B, H, T] where heads keep different ones). When `with_new` is
+    set, what is seen are the slots as they were before the step followed by all new tokens (some of which may already fall
+    out again); otherwise the slots after writing. `positions` and `valid` [B, 1|H, S] describe what is seen, in that order.
     """
 
     index: Tensor
@@ -32,6 +32,8 @@ class Placement:
     left: Tensor | None = None
     """Which tokens are gone after the step, for whoever wants to make something of them: with `with_new` of what is seen
     [B, 1, S], otherwise of what the slots at `index` held before [B, 1, T]. None: none."""
+    writes: bool = True
+    """False: the new tokens look and are not kept."""
 
 
 class Slots:
@@ -46,11 +48,40 @@ class Slots:
 
     def place(self, positions: Tensor, upto: int | None) -> Placement:
         """Give each new token (positions [B, T], -1 for padding) a slot, and remember it."""
+        self.check_limit(positions)
+        return self.policy.place(self, positions, self.reach(upto))
+
+    def check_limit(self, positions: Tensor) -> None:
         # Past the end a token would fall into the bin unseen. On an accelerator the look itself would cost a wait.
         looks = self.limit is not None and positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if looks and positions.numel() and (newest := int(positions.max())) >= self.limit:  # type: ignore[operator]
             raise ContextOverflow(tokens=newest + 1, limit=self.limit)  # type: ignore[arg-type]
-        return self.policy.place(self, positions, self.capacity if upto is None else min(upto, self.capacity))
+
+    def reach(self, upto: int | None) -> int:
+        """How many slots have to be shown, where no sequence is longer than `upto`."""
+        return self.capacity if upto is None else min(upto, self.capacity)
+
+    def look(self, positions: Tensor, upto: int | None) -> Placement:
+        """Show new tokens what is held, and each other, and keep nothing of them."""
+        upto = self.reach(upto)
+        new, held = positions[:, None, :], self.positions[:, :, :upto]
+        seen = torch.cat([held, new.expand(-1, held.shape[1], -1)], dim=2)
+        index = torch.full_like(positions, self.capacity)
+        return Placement(index=index, positions=seen, valid=seen >= 0, upto=upto, with_new=True, writes=False)
+
+    def shown(self, part: Tensor, upto: int) -> Tensor:
+        """The first slots of a part [B, H, slots, …] of a store, in the order of `positions`."""
+        return part[:, :, :upto]
+
+    def write(self, part: Tensor, new: Tensor, placement: Placement) -> None:
+        """Write a part of the new tokens [B, H, T, …] to their slots."""
+        index = placement.index if placement.index.dim() == 3 else placement.index[:, None, :]
+        part.scatter_(2, spread(index, part), new.to(part.dtype))
+
+    @property
+    def used(self) -> int:
+        """The most tokens that a sequence holds."""
+        return int((self.positions[:, :, : self.capacity] >= 0).sum(-1).amax())
 
     def check_rewind(self) -> None:
         if not self.policy.can_rewind:
@@ -67,8 +98,18 @@ class Slots:
         self.positions = self.positions.index_select(0, rows)
 
 
+def spread(index: Tensor, part: Tensor) -> Tensor:
+    """Slots [B, 1|H, T] as an index into a part [B, H, slots, …] along its slots."""
+    return index.unflatten(2, (-1, *[1] * (part.dim() - 3))).expand(-1, part.shape[1], -1, *part.shape[3:])
+
+
 class Policy(ABC):
     """How many slots there are, where tokens go, and what a query may count on seeing."""
+
+    per_layer: bool = False
+    """Whether each layer chooses for itself: then no two share a table."""
+    unrotated: bool = False
+    """Whether tokens change their places while they are kept: keys are then rotated each time they are read."""
 
     window: int | None = None
     sinks: int = 0
@@ -79,6 +120,10 @@ class Policy(ABC):
     @abstractmethod
     def capacity(self, length: int) -> int:
         """Slots needed for sequences of up to `length` tokens."""
+
+    def slots(self, batch: int, heads: int, length: int, device: torch.device | None) -> Slots:
+        """An empty table for a batch."""
+        return Slots(self, batch, length, device)
 
     def native_window(self) -> tuple[int, int] | None:
         """(slots kept, sinks) for the native engine, (0, 0) for everything; None where it has no such policy. A class says

@@ -28,14 +28,26 @@ class Kept(Protocol):
     """At most so many are read before some must go."""
     sinks: int
     """The first so many tokens always stay."""
-    used: int
-    """The most tokens that any layer holds now."""
-    peak: int
-    """The most that any layer ever held."""
+
+    @property
+    def used(self) -> int:
+        """The most tokens that any layer holds now."""
+        ...
+
+    @property
+    def peak(self) -> int:
+        """The most that any layer ever held."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be read before some must go."""
+        ...
 
     def read(self, tokens: Sequence[int], wanted: int = 0) -> np.ndarray:
         """Keep these tokens, in blocks, forgetting in between where a block would not fit; scores [wanted, V] after the last of
-        them. With scoring "probe", whoever calls probes and evicts between blocks: a block that does not fit is a `UsageError`."""
+        them. With scoring "probe", whoever calls probes and evicts between blocks: a block that does not fit is a `UsageError`.
+        """
         ...
 
     def probe(self, tokens: Sequence[int]) -> None:

@@ -175,6 +175,7 @@ class Attention(Configurable, nn.Module):
             codec=kept.codec,
             keep=kept.keep,
             sinks=kept.sinks,
+            books=kept.books,
         )
         return linear_of(builder, self.o, y, f"{path}.o", cfg.dim)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from orchard.core.errors import ConfigError
+from orchard.ops.plan.codes import MOST_ROUNDS, WIDEST, Books, BooksSpec, spec_of
 from orchard.ops.plan.steps import ACTIVATIONS, CODECS, ENDLESS, Matrix, Norm, RotarySpec, StoreSpec
 
 
@@ -165,8 +166,10 @@ class Builder:
         codec: str = "plain",
         keep: int = 0,
         sinks: int = 0,
+        books: Books | None = None,
     ) -> Value:
-        """Keep `k` and `v` in the layer's store and attend, or read the store of `owner`; norms are over each head."""
+        """Keep `k` and `v` in the layer's store and attend, or read the store of `owner`; norms are over each head. `books`: of a
+        store of codes ("vq")."""
         sides = () if k is None or v is None else (k, v)
         kept = codec if codec != "plain" else self._plain
         if owner is None:
@@ -174,7 +177,10 @@ class Builder:
                 raise NoStep(f"layer {layer} has no keys and values, or no codec {codec!r}", hint="use a known one")
             store = len(self.stores)
             keep, sinks = min(keep, ENDLESS), min(sinks, ENDLESS)
-            self.stores.append(StoreSpec(layer=layer, heads=kv_heads, dim=dim, codec=kept, keep=keep, sinks=sinks))
+            coded = None if books is None else self._books(books, layer, dim, rotary)
+            self.stores.append(
+                StoreSpec(layer=layer, heads=kv_heads, dim=dim, codec=kept, keep=keep, sinks=sinks, books=coded)
+            )
         else:
             sides, store = (), self._store_of(owner)
         return self._node(
@@ -255,6 +261,15 @@ class Builder:
     def norm_of(self, weight: np.ndarray, eps: float, *, path: str) -> Norm:
         """A norm that is part of something else (queries and keys)."""
         return Norm(self._tensor(f"{path}.weight", np.ascontiguousarray(weight, np.float32)), float(eps))
+
+    def _books(self, books: Books, layer: int, dim: int, rotary: Rotation | None) -> BooksSpec:
+        if rotary is not None and 2 * len(rotary.frequencies) != dim:
+            raise NoStep(f"layer {layer} rotates a part of its keys, and codes all of them", hint="it runs in torch")
+        if dim > WIDEST or max(books.keys.shape[1], books.values.shape[1]) > MOST_ROUNDS:
+            raise NoStep(
+                f"layer {layer} has wider heads or more rounds than codes have room for", hint="it runs in torch"
+            )
+        return spec_of(books, f"codebooks.{layer}", self._tensor)
 
     def _store_of(self, owner: int) -> int:
         for index, spec in enumerate(self.stores):

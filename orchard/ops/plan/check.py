@@ -13,7 +13,7 @@ import numpy as np
 
 from orchard.core.errors import BadFile
 from orchard.ops.kernels.packing import BLOCKS_GROUP, PALETTE_GROUP, PALETTES, PLAIN, matrix_bytes
-from orchard.ops.plan import steps
+from orchard.ops.plan import codes, steps
 
 LARGEST = 2**31 - 1
 WIDEST = 2**24
@@ -169,6 +169,24 @@ class _Check:
         self.count(spec.keep, "keep", steps.ENDLESS, least=0)
         self.count(spec.sinks, "sinks", steps.ENDLESS, least=0)
         self.must(spec.keep > 0 or spec.sinks == 0, "sinks without a window")
+        self.must(
+            (spec.codec == "vq") == (spec.books is not None), "codes without codebooks, or codebooks without codes"
+        )
+        if spec.books is not None:
+            self.books(spec, spec.books)
+
+    def books(self, spec: steps.StoreSpec, books: codes.BooksSpec) -> None:
+        self.must(spec.keep == 0, "codes with a window")
+        self.must(spec.dim % 2 == 0 and spec.dim <= codes.WIDEST, f"codes of {spec.dim} channels")
+        for rounds in (books.key_rounds, books.value_rounds):
+            self.count(rounds, "rounds", codes.MOST_ROUNDS)
+        self.must(books.value_rounds % 2 == 0, f"{books.value_rounds} rounds of values")
+        for words in (books.key_words, books.value_words):
+            self.count(words, "codewords", codes.MOST_WORDS, least=2)
+            self.must(words & (words - 1) == 0, f"{words} codewords")
+        self.count(books.exact, "exact", codes.MOST_EXACT, least=0)
+        for name, length in books.lengths(spec.heads, spec.dim):
+            self.must(bool(np.isfinite(self.vector(name, length)).all()), f"a number of {name!r} is not finite")
 
     def embed(self, step: steps.Embed) -> None:
         self.number(step.scale, "scale")
@@ -239,6 +257,8 @@ class _Check:
             self.count(step.rotary, "rotary", len(self.plan.rotaries) - 1, least=0)
             table = self.vector(self.plan.rotaries[step.rotary].tensor)
             self.must(2 * len(table) <= step.dim, "more channels are rotated than there are")
+            whole = spec.books is None or not sides or 2 * len(table) == step.dim
+            self.must(whole, "a part of the channels is rotated, and all of them are coded")
         width = self.write(step.to, (step.q, *sides))
         self.must(width == step.heads * step.dim, "the result has another width")
 

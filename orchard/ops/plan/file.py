@@ -28,7 +28,10 @@ KINDS: dict[str, type] = {
 }
 NUMBERS = ("vocab", "context", "dim")
 FIELDS = {"version", *NUMBERS, "widths", "steps", "stores", "rotaries"}
-LATER: dict[type, frozenset[str]] = {steps.Output: frozenset({"gain", "begin", "width"})}
+LATER: dict[type, frozenset[str]] = {
+    steps.Output: frozenset({"gain", "begin", "width"}),
+    steps.StoreSpec: frozenset({"books"}),
+}
 """Fields that came later and are nearly always None: they are left out then, so that plans without them stay what they were."""
 
 

@@ -60,6 +60,7 @@ def fuse(builder: Builder, *, fused: bool = True) -> steps.Plan:
     if not embeds or not heads:
         raise ConfigError("a model without an embedding or without a head has no plan", hint="lower a whole model")
     used = _tensor_names([made, builder.rotaries])
+    used |= {name for spec in builder.stores if spec.books for name in spec.books.tensors}
     return steps.Plan(
         vocab=heads[-1].matrix.rows,
         context=builder.context,

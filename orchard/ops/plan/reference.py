@@ -102,8 +102,11 @@ class Reference:
     def attend(self, step: steps.Attend) -> None:
         store = self.stores[step.store]
         if step.k is not None and step.v is not None:
-            k = self.rotated(self.heads(step.k, step.kv_heads, step.k_norm), step.rotary)
+            k = self.heads(step.k, step.kv_heads, step.k_norm)
             v = self.heads(step.v, step.kv_heads, None)
+            if store.spec.books is not None:  # codes are of unrotated keys
+                k, v = through_codes(self.plan, store.spec, k, v, self.positions)
+            k = self.rotated(k, step.rotary)
             for row, (sequence, position) in enumerate(zip(self.sequences, self.positions)):
                 store.put(sequence, position, k[row], v[row])
         q = self.rotated(self.heads(step.q, step.heads, step.q_norm), step.rotary)
@@ -222,7 +225,7 @@ class _Slots:
 
 def _kept(x: np.ndarray, codec: str) -> np.ndarray:
     """x [H, D] after it was stored and read."""
-    if codec == "f32":
+    if codec in ("f32", "vq"):  # codes have been through theirs
         return x
     if codec == "bf16":  # the upper half of a float32, rounded half to even
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
@@ -231,6 +234,31 @@ def _kept(x: np.ndarray, codec: str) -> np.ndarray:
     scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     safe = np.where(scale > 0, scale, 1)
     return (np.rint(x / safe) * scale).astype(np.float32)
+
+
+def through_codes(
+    plan: steps.Plan, spec: steps.StoreSpec, k: np.ndarray, v: np.ndarray, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """k, v [N, heads, D] after they were coded and read, but for the tokens that stay as they are."""
+    import torch
+
+    from orchard.ops import vq
+
+    books = spec.books
+    assert books is not None
+    heads, dim = spec.heads, spec.dim
+    shapes = (
+        (heads, books.key_rounds, books.key_words, dim),
+        (heads, books.value_rounds, books.value_words, dim),
+        *((heads, dim), (heads, dim), (heads, dim // 2), (heads, dim, dim)),
+    )
+    arrays = [torch.from_numpy(plan.tensors[name]).reshape(shape) for name, shape in zip(books.tensors, shapes)]
+    made = vq.Codebooks(vq.paired(arrays[0]), *arrays[1:])
+    keys, values = (torch.from_numpy(np.ascontiguousarray(x)).transpose(0, 1)[None] for x in (k, v))  # [1, H, N, D]
+    coded = vq.decode_keys(made, *vq.encode_keys(made, keys)), vq.decode_values(made, *vq.encode_values(made, values))
+    kept = (np.asarray(positions) < books.exact)[:, None, None]
+    read = [x[0].transpose(0, 1).numpy() for x in coded]
+    return np.where(kept, k, read[0]), np.where(kept, v, read[1])
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

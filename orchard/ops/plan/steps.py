@@ -12,10 +12,12 @@ from typing import ClassVar
 import numpy as np
 
 from orchard.core.frozen import frozen
+from orchard.ops.plan.codes import BooksSpec
 
 KINDS = ("f32", "bf16", "q8", "q4", "q2", "f16", "p4", "p2", "blocks")
 """Kinds of packed matrices, in the order of Kind in kernels.h."""
-CODECS = ("f32", "bf16", "int8")
+CODECS = ("f32", "bf16", "int8", "vq")
+"""Ways to keep a slot, in the order of Codec in kernels.h."""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 ENDLESS = 2**29
 """Longer than any sequence: a window that shows or keeps more shows everything. Sums of a few of these are still ints."""
@@ -226,6 +228,8 @@ class StoreSpec:
     codec: str = "bf16"
     keep: int = 0
     sinks: int = 0
+    books: BooksSpec | None = None
+    """The codebooks of a store of codes ("vq"), which has no window."""
 
 
 @frozen

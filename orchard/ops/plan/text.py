@@ -179,6 +179,8 @@ def _bytes_per_token(step: steps.Step) -> int:
 
 
 def _slot_bytes(spec: steps.StoreSpec) -> int:
+    if spec.books is not None:
+        return spec.heads * spec.books.slot_bytes
     width = {"f32": 4 * spec.dim, "bf16": 2 * spec.dim, "int8": spec.dim + 4}[spec.codec]
     return 2 * spec.heads * width
 

@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ABI = 7
+ABI = 8
 """What `orchard_abi()` of a library must say (abi.cpp): one of other sources would be called wrongly."""
 
 TURNED_OFF = "turned off by ORCHARD_NATIVE=0"

@@ -74,7 +74,9 @@ void put_pairs(const Store& s, int head, int slot, const float* k, const float* 
 }  // namespace
 
 void attention_put(const Store& s, int head, int slot, const float* k, const float* v) {
-    if (s.codec == Codec::BF16) {
+    if (s.codec == Codec::VQ) {
+        vq_put(s, head, slot, k, v);
+    } else if (s.codec == Codec::BF16) {
         put_pairs<uint16_t>(s, head, slot, k, v, ToBf16{}, ToBf16{});
     } else if (s.codec == Codec::INT8) {
         size_t at = (size_t)head * s.capacity + slot;

@@ -474,6 +474,6 @@ void part(const Store& store, int head, const float* q, int ldq, int count, floa
 
 }  // namespace
 
-const AttentionKernels attention_amx = {"amx", put, scratch_bytes, part, many_scratch_bytes, many};
+const AttentionKernels attention_amx = {"amx", put, scratch_bytes, part, many_scratch_bytes, many, attention_avx512.vq};
 
 }  // namespace orchard

@@ -1,7 +1,7 @@
 // Attention for x86 processors with AVX2 and FMA.
 #include <immintrin.h>
 
-#include "attention_template.h"
+#include "attention_vq_many.h"
 
 namespace orchard {
 extern const AttentionKernels attention_avx2;
@@ -40,6 +40,18 @@ struct Avx2 {
         even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24));
         odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8));
     }
+    typedef __m256i S;
+    static S load_short(const int16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+    static S add_short(S a, S b) { return _mm256_add_epi16(a, b); }
+    static S sub_short(S a, S b) { return _mm256_sub_epi16(a, b); }
+    static void widen(S a, F& low, F& high) {
+        low = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(a)));
+        high = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(a, 1)));
+    }
+    static void sum_four(const F* a, float* out) {
+        __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    }
     static float largest(F a) {
         __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         x = _mm_max_ps(x, _mm_movehl_ps(x, x));
@@ -54,6 +66,6 @@ struct Avx2 {
 
 }  // namespace
 
-const AttentionKernels attention_avx2 = {"avx2", attention_put, scratch_bytes, part<Avx2>, nullptr, nullptr};
+const AttentionKernels attention_avx2 = {"avx2", attention_put, scratch_bytes, part<Avx2>, nullptr, nullptr, &vq_kernels<Avx2>};
 
 }  // namespace orchard

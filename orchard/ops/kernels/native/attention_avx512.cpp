@@ -8,7 +8,7 @@
 #endif
 #include <immintrin.h>
 
-#include "attention_template.h"
+#include "attention_vq_many.h"
 
 namespace orchard {
 extern const AttentionKernels attention_avx512;
@@ -45,6 +45,17 @@ struct Avx512 {
         __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
         even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
         odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
+    }
+    typedef __m512i S;
+    static S load_short(const int16_t* p) { return _mm512_loadu_si512(p); }
+    static S add_short(S a, S b) { return _mm512_add_epi16(a, b); }
+    static S sub_short(S a, S b) { return _mm512_sub_epi16(a, b); }
+    static void widen(S a, F& low, F& high) {
+        low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(a)));
+        high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(a, 1)));
+    }
+    static void sum_four(const F* a, float* out) {
+        for (int i = 0; i < 4; i++) out[i] = _mm512_reduce_add_ps(a[i]);
     }
     static float largest(F a) { return _mm512_reduce_max_ps(a); }
     static float sum(F a) { return _mm512_reduce_add_ps(a); }
@@ -175,6 +186,6 @@ void put(const Store& s, int head, int slot, const float* k, const float* v) {
 
 }  // namespace
 
-const AttentionKernels attention_avx512 = {"avx512", put, scratch_bytes, part<Avx512>, nullptr, nullptr};
+const AttentionKernels attention_avx512 = {"avx512", put, scratch_bytes, part<Avx512>, nullptr, nullptr, &vq_kernels<Avx512>};
 
 }  // namespace orchard

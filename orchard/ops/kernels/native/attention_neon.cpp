@@ -1,7 +1,7 @@
 // Attention for Arm processors with NEON (64-bit).
 #include <arm_neon.h>
 
-#include "attention_template.h"
+#include "attention_vq_many.h"
 
 namespace orchard {
 extern const AttentionKernels attention_neon;
@@ -40,12 +40,20 @@ struct Neon {
         even = vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(pairs, 16), 16));
         odd = vcvtq_f32_s32(vshrq_n_s32(pairs, 16));
     }
+    typedef int16x8_t S;
+    static S load_short(const int16_t* p) { return vld1q_s16(p); }
+    static S add_short(S a, S b) { return vaddq_s16(a, b); }
+    static S sub_short(S a, S b) { return vsubq_s16(a, b); }
+    static void widen(S a, F& low, F& high) {
+        low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), high = vcvtq_f32_s32(vmovl_high_s16(a));
+    }
+    static void sum_four(const F* a, float* out) { vst1q_f32(out, vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]))); }
     static float largest(F a) { return vmaxnmvq_f32(a); }
     static float sum(F a) { return vaddvq_f32(a); }
 };
 
 }  // namespace
 
-const AttentionKernels attention_neon = {"neon", attention_put, scratch_bytes, part<Neon>, nullptr, nullptr};
+const AttentionKernels attention_neon = {"neon", attention_put, scratch_bytes, part<Neon>, nullptr, nullptr, &vq_kernels<Neon>};
 
 }  // namespace orchard

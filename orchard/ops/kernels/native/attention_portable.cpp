@@ -1,5 +1,5 @@
 // Attention for any processor: vectors are arrays of eight floats that the compiler turns into what the machine has.
-#include "attention_template.h"
+#include "attention_vq_many.h"
 
 namespace orchard {
 extern const AttentionKernels attention_portable;
@@ -47,6 +47,30 @@ struct Portable {
         for (int i = 0; i < W; i++) even.x[i] = (int8_t)p[2 * i], odd.x[i] = (int8_t)p[2 * i + 1];
     }
 #undef EACH
+    // Twice as many whole numbers of 16 bits; made real, the lower half and the upper one.
+    struct S {
+        int16_t x[16];
+    };
+    static S load_short(const int16_t* p) {
+        S y;
+        memcpy(y.x, p, sizeof y.x);
+        return y;
+    }
+    static S add_short(S a, S b) {
+        for (int i = 0; i < 2 * W; i++) a.x[i] = (int16_t)(a.x[i] + b.x[i]);
+        return a;
+    }
+    static S sub_short(S a, S b) {
+        for (int i = 0; i < 2 * W; i++) a.x[i] = (int16_t)(a.x[i] - b.x[i]);
+        return a;
+    }
+    static void widen(S a, F& low, F& high) {
+        for (int i = 0; i < W; i++) low.x[i] = a.x[i], high.x[i] = a.x[W + i];
+    }
+    // The sums of four vectors.
+    static void sum_four(const F* a, float* out) {
+        for (int i = 0; i < 4; i++) out[i] = sum(a[i]);
+    }
     static float largest(F a) {
         float y = a.x[0];
         for (int i = 1; i < W; i++) y = a.x[i] > y ? a.x[i] : y;
@@ -68,6 +92,7 @@ struct Portable {
 
 }  // namespace
 
-const AttentionKernels attention_portable = {"portable", attention_put, scratch_bytes, part<Portable>, nullptr, nullptr};
+const AttentionKernels attention_portable = {"portable", attention_put, scratch_bytes, part<Portable>, nullptr, nullptr,
+                                              &vq_kernels<Portable>};
 
 }  // namespace orchard

@@ -10,6 +10,7 @@
 #endif
 
 #include "engine.h"
+#include "kept.h"
 
 namespace orchard {
 
@@ -48,6 +49,11 @@ static int round_up(int value, int unit) { return (value + unit - 1) / unit * un
 constexpr int MORE_TOKENS = 512;  // memory is taken for at least so many tokens more than there are, if they are allowed
 
 static size_t element_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1; }
+
+// Of one head: keys, and values.
+static size_t k_slot_bytes(const StoreSpec& spec, int width) { return spec.books ? spec.books->key_bytes() : width * element_bytes(spec.codec); }
+static size_t v_slot_bytes(const StoreSpec& spec, int width) { return spec.books ? spec.books->value_bytes() : width * element_bytes(spec.codec); }
+static size_t exact_bytes(const StoreSpec& spec) { return spec.books ? spec.books->exact_floats() * 4 : 0; }
 
 // Never just enough: what has its prompt will go on. A quarter more each time, so that what is copied stays in proportion.
 static int with_room(int tokens) {
@@ -111,8 +117,10 @@ size_t Cache::arrange(int tokens, std::vector<Place>& places) const {
         place.capacity = round_up(spec.keep && ring < tokens ? ring : tokens, 32);
         place.width = round_up(spec.dim, 32);
         size_t scales = spec.codec == Codec::INT8 ? (size_t)spec.heads * place.capacity * 4 : 0;
-        size_t bytes = (size_t)spec.heads * place.capacity * place.width * element_bytes(spec.codec);
-        place.k = take(bytes), place.v = take(bytes);
+        const size_t slots = (size_t)spec.heads * place.capacity;
+        const size_t behind = spec.books ? 8 : 0;  // codes are read eight at a time
+        place.k = take(slots * k_slot_bytes(spec, place.width) + behind), place.v = take(slots * v_slot_bytes(spec, place.width) + behind);
+        place.exact = take(exact_bytes(spec));
         place.k_scale = take(scales), place.v_scale = take(scales);
         place.positions = take(spec.keep ? (size_t)place.capacity * 4 : 0);
         places.push_back(place);
@@ -127,7 +135,7 @@ size_t Cache::memory(int tokens) const {
 
 size_t Cache::memory() const {
     size_t total = 0;
-    for (const Sequence& sequence : sequences_) total += sequence.memory.bytes();
+    for (const Sequence& sequence : sequences_) total += sequence.memory.bytes() + (sequence.kept ? sequence.kept->memory() : 0);
     return total;
 }
 
@@ -165,8 +173,8 @@ void Cache::copy_store(int number, const Sequence& from, Sequence& to, int token
             std::memcpy(write + target_at + head * target.capacity * slot_bytes, read + source_at + head * source.capacity * slot_bytes,
                         slots * slot_bytes);
     };
-    const size_t slot_bytes = source.width * element_bytes(spec.codec);
-    all_heads(source.k, target.k, slot_bytes), all_heads(source.v, target.v, slot_bytes);
+    all_heads(source.k, target.k, k_slot_bytes(spec, source.width)), all_heads(source.v, target.v, v_slot_bytes(spec, source.width));
+    if (exact_bytes(spec)) std::memcpy(write + target.exact, read + source.exact, exact_bytes(spec));
     if (spec.codec == Codec::INT8) all_heads(source.k_scale, target.k_scale, 4), all_heads(source.v_scale, target.v_scale, 4);
     if (spec.keep) std::memcpy(write + target.positions, read + source.positions, slots * 4);
 }
@@ -190,6 +198,7 @@ void Cache::copy_slots(const Sequence& from, Sequence& to, int tokens) const {
 
 bool Cache::copy(int source, int target, int tokens) {
     const Sequence& from = sequences_[source];
+    if (from.kept || sequences_[target].kept) return false;
     if (tokens > from.capacity || tokens >= sequences_[target].length) return false;
     for (size_t store = 0; store < plan_.stores.size(); store++)  // the positions that a later token may look at
         if (const int32_t* table = positions((int)store, source)) {
@@ -212,7 +221,26 @@ bool Cache::copy(int source, int target, int tokens) {
     return true;
 }
 
+Cache::Look Cache::look(int store, int sequence, int head) const {
+    if (const Kept* kept = sequences_[sequence].kept.get()) return {kept->view(store, head), 0, kept->base(store, head)};
+    return {view(store, sequence), head, 0};
+}
+
+void Cache::budget(int sequence, std::shared_ptr<Kept> kept) {
+    release(sequence);
+    sequences_[sequence].kept = std::move(kept);
+    bound(sequence);
+}
+
+void Cache::bound(int sequence) {
+    Sequence& changed = sequences_[sequence];
+    changed.length = changed.capacity = changed.kept->limit();
+    longest_ = 0;
+    for (const Sequence& other : sequences_) longest_ = other.length > longest_ ? other.length : longest_;
+}
+
 Store Cache::view(int store, int sequence) const {
+    if (const Kept* kept = sequences_[sequence].kept.get()) return kept->largest(store);
     const StoreSpec& spec = plan_.stores[store];
     const Place& place = sequences_[sequence].places[store];
     uint8_t* base = sequences_[sequence].memory.as<uint8_t>();
@@ -222,6 +250,8 @@ Store Cache::view(int store, int sequence) const {
     view.k = base + place.k, view.v = base + place.v;
     view.k_scale = reinterpret_cast<float*>(base + place.k_scale);
     view.v_scale = reinterpret_cast<float*>(base + place.v_scale);
+    view.books = spec.books.get();
+    view.exact = reinterpret_cast<float*>(base + place.exact);
     return view;
 }
 
@@ -231,7 +261,10 @@ int Cache::slot_of(int store, const Place& place, int position) const {
     return spec.sinks + (position - spec.sinks) % (place.capacity - spec.sinks);
 }
 
-int Cache::slot(int store, int sequence, int position) const { return slot_of(store, sequences_[sequence].places[store], position); }
+int Cache::slot(int store, int sequence, int position) const {
+    if (!plan_.stores[store].keep) return position;  // also of a sequence under a budget, counted from its base
+    return slot_of(store, sequences_[sequence].places[store], position);
+}
 
 int32_t* Cache::positions(int store, int sequence) const {
     if (!plan_.stores[store].keep) return nullptr;
@@ -250,10 +283,14 @@ void Cache::pieces(const Sequence& sequence, int tokens, int held, const Visit& 
         const Place& place = sequence.places[number];
         const size_t element = element_bytes(spec.codec), slot_bytes = place.width * element;
         if (!spec.keep) {
-            const size_t used = round_up(tokens, 32), kept = round_up(held, 32), head_bytes = (size_t)place.capacity * slot_bytes;
-            for (size_t array : {place.k, place.v})
-                for (int head = 0; head < spec.heads; head++, at += kept * slot_bytes)
-                    visit(base + array + head * head_bytes, at, used * slot_bytes);
+            const size_t used = round_up(tokens, 32), kept = round_up(held, 32);
+            auto side = [&](size_t array, size_t bytes) {
+                for (int head = 0; head < spec.heads; head++, at += kept * bytes)
+                    visit(base + array + (size_t)head * place.capacity * bytes, at, used * bytes);
+            };
+            side(place.k, k_slot_bytes(spec, place.width)), side(place.v, v_slot_bytes(spec, place.width));
+            if (exact_bytes(spec)) visit(base + place.exact, at, exact_bytes(spec));
+            at += exact_bytes(spec);
             if (spec.codec != Codec::INT8) continue;
             for (size_t array : {place.k_scale, place.v_scale})
                 for (int head = 0; head < spec.heads; head++, at += kept * 4)

@@ -1,6 +1,7 @@
 // Keys and values of a stretch of a sequence's tokens, copied out and in, as Python sees it (program.py): beginnings that prompts
 // share are kept stretch by stretch. Only for plans without rings, whose slots move. A stretch begins at a multiple of 32 tokens,
-// because slots lie side by side in blocks of 32 at most; its bytes are in the order of Cache::take for so many tokens.
+// because slots lie side by side in blocks of 32 at most; its bytes are in the order of Cache::take for so many tokens. Tokens that
+// a store of codes keeps as they come are a sequence's first ones: only the stretch that begins with them has them.
 #include <cstring>
 #include <initializer_list>
 
@@ -20,10 +21,16 @@ static void stretch(const Cache* cache, int stores, int sequence, int first, int
     size_t at = 0;
     for (int number = 0; number < stores; number++) {
         const Store store = cache->view(number, sequence);
-        const size_t slot_bytes = store.capacity ? store.head_bytes() / store.capacity : 0;
-        for (uint8_t* array : {store.k, store.v})
-            for (int head = 0; head < store.heads; head++, at += kept * slot_bytes)
-                visit(array + head * store.head_bytes() + first * slot_bytes, at, used * slot_bytes);
+        auto side = [&](uint8_t* array, size_t bytes) {
+            for (int head = 0; head < store.heads; head++, at += kept * bytes)
+                visit(array + ((size_t)head * store.capacity + first) * bytes, at, used * bytes);
+        };
+        side(store.k, store.k_slot_bytes()), side(store.v, store.v_slot_bytes());
+        if (store.books && store.books->exact && first == 0) {
+            const size_t bytes = store.books->exact_floats() * sizeof(float);
+            visit(reinterpret_cast<uint8_t*>(store.exact), at, bytes);
+            at += bytes;
+        }
         if (store.codec != Codec::INT8) continue;
         for (float* array : {store.k_scale, store.v_scale})
             for (int head = 0; head < store.heads; head++, at += kept * sizeof(float))

@@ -21,6 +21,7 @@ Engine::Engine(Plan plan, int threads, int level)
       matrix_(matrix_kernels(level)),
       attention_(attention_kernels(level)),
       vector_(vector_kernels(level)),
+      watching_(watch_kernels(level)),
       buffers_(plan_.widths.size()),
       cosines_(plan_.rotaries.size()),
       sines_(plan_.rotaries.size()),
@@ -96,7 +97,7 @@ void Engine::find_runs() {
 }
 
 Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int count, const int32_t* tokens, const int32_t* sequences,
-                            const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores) {
+                            const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores, Watch watch) {
     std::lock_guard<std::mutex> hold(mutex_);
     for (int row = 0; row < count; row++) {
         if (tokens[row] < 0 || tokens[row] >= plan_.vocab) return BAD_TOKEN;
@@ -112,17 +113,23 @@ Engine::Problem Engine::run(Cache& cache, int first, int last, bool prompt, int 
             if (cache.capacity(sequences[row]) > cache.capacity(largest)) largest = sequences[row];
         }
         reserve(prompt && count < 32 ? 32 : count);
+        reserve_kept(cache, count, sequences, watch);
         for (Scratch& scratch : scratch_)
             for (const Step& step : plan_.steps)
                 if (step.kind == StepKind::Attend) {
                     Store store = cache.view(step.store, largest);
                     int shared_heads = step.heads / step.kv_heads, group = shared_heads < MAX_GROUP ? shared_heads : MAX_GROUP;
-                    scratch.attention.reserve(attention_->scratch_bytes(store, PART, group));
-                    if (attention_->many) scratch.attention.reserve(attention_->many_scratch_bytes(store, group));
+                    if (store.books) {
+                        scratch.attention.reserve(attention_->vq->scratch_bytes(store, VQ_PART, group));
+                        if (prompt) scratch.attention.reserve(attention_->vq->many_scratch_bytes(store, group, QUERY_BLOCK));
+                    } else {
+                        scratch.attention.reserve(attention_->scratch_bytes(store, PART, group));
+                    }
+                    if (attention_->many && !store.books) scratch.attention.reserve(attention_->many_scratch_bytes(store, group));
                     if (thread_parts(step, cache) > parts_.bytes()) parts_.reserve(thread_parts(step, cache));
                 }
         tokens_ = tokens, wanted_count_ = wanted_count, wanted_ = wanted, scores_ = scores, cache_ = &cache;
-        first_ = first, last_ = last, prompt_ = prompt;
+        first_ = first, last_ = last, prompt_ = prompt, watch_ = watch;
         if (first == 0) {
             narrowed_ = false;
             rows_ = {count, sequences, positions};

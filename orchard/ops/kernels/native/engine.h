@@ -14,6 +14,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "vector.h"
+#include "watch.h"
 
 namespace orchard {
 
@@ -74,6 +75,7 @@ struct Step {
 struct StoreSpec {
     Codec codec;
     int heads, dim, keep, sinks;
+    std::shared_ptr<VqBooks> books;  // VQ
 };
 
 struct RotarySpec {
@@ -96,8 +98,15 @@ Plan read_plan(const int64_t* words);
 
 // The stores of some sequences that come and go. Each has a length of its own that it may grow to, and memory for the tokens it
 // has, which at least doubles when it runs out.
+class Kept;  // kept.h
+
 class Cache {
   public:
+    // What a head of a store is read and written by: the slot of position p is p - base (rings: `slot` of it).
+    struct Look {
+        Store store;
+        int head, base;
+    };
     // With a `length`, all sequences are there at once, with memory for so many tokens each; with 0, none is there yet.
     Cache(const Plan& plan, int sequences, int length, int chunk);
     // A sequence of up to `length` tokens, empty. Memory comes with its tokens.
@@ -109,6 +118,7 @@ class Cache {
     // The first tokens of another sequence, into one that has fewer. False where the other one's rings no longer hold all of them.
     bool copy(int source, int target, int tokens);
     Store view(int store, int sequence) const;
+    Look look(int store, int sequence, int head) const;
     // The slot of a position, and the table of positions per slot (null: slot = position).
     int slot(int store, int sequence, int position) const;
     int32_t* positions(int store, int sequence) const;
@@ -131,15 +141,22 @@ class Cache {
     void take(int sequence, int tokens, uint8_t* to) const;
     void put(int sequence, int tokens, int held, const uint8_t* from);
 
+    // A sequence under a budget in the place of what was there; null where it has none. `bound` goes after everything that changes
+    // one: it then knows how far positions may go.
+    void budget(int sequence, std::shared_ptr<Kept> kept);
+    Kept* kept(int sequence) const { return sequences_[sequence].kept.get(); }
+    void bound(int sequence);
+
   private:
     struct Place {
         int capacity, width;
-        size_t k, v, k_scale, v_scale, positions;  // offsets in a sequence's memory
+        size_t k, v, k_scale, v_scale, positions, exact;  // offsets in a sequence's memory
     };
     struct Sequence {
         int length = 0, capacity = 0;  // tokens: the most there may be, and what there is memory for
         std::vector<Place> places;
         Block memory;
+        std::shared_ptr<Kept> kept;
     };
     size_t arrange(int tokens, std::vector<Place>& places) const;
     void grow(int sequence, int tokens);
@@ -160,11 +177,21 @@ class Cache {
 };
 
 constexpr int PART = 512;  // slots of one part of attention: fixed, so that results do not depend on who computes what
+inline int part_slots(const StoreSpec& spec) { return spec.codec == Codec::VQ ? VQ_PART : PART; }
 
 struct Rows {  // the tokens of a call; after Narrow, those whose scores are wanted
     int count = 0;
     const int32_t* sequences = nullptr;
     const int32_t* positions = nullptr;
+};
+
+// Whose queries are followed in a call, to learn which slots of a sequence under a budget matter: every slot's largest share of a softmax,
+// over all rows of the sequence and all query heads that read it; or the sum over the rows, of the mean over the query heads of each
+// layer that reads it. [stores][heads][slots that there are], to which is added what is seen.
+struct Watch {
+    int sequence = -1;
+    float* best = nullptr;
+    bool sum = false;
 };
 
 struct RowRun {  // rows of one sequence at consecutive positions
@@ -196,7 +223,7 @@ class Engine {
     // rows (ascending) go to scores [wanted_count][vocab]. `prompt`: all rows go the way that many rows go, however few they are,
     // so that a token's keys and values do not depend on the cut of its prompt into calls.
     Problem run(Cache& cache, int first, int last, bool prompt, int count, const int32_t* tokens, const int32_t* sequences,
-                const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores);
+                const int32_t* positions, int wanted_count, const int32_t* wanted, float* scores, Watch watch = Watch());
 
     // One part of a step whose experts live elsewhere, for the rows of the last call: choose, compute what has a slot, add up.
     enum class Part : int { Route = 0, Compute = 1, Combine = 2 };
@@ -219,9 +246,10 @@ class Engine {
   private:
     friend struct Walk;
     struct Scratch {  // one per thread
-        Block x, quant, out, gate, gained, panel, attention, query;
+        Block x, quant, out, gate, gained, panel, attention, query, watch;
     };
     void reserve(int rows);
+    void reserve_kept(const Cache& cache, int rows, const int32_t* sequences, const Watch& watch);
     void find_runs();
     size_t thread_parts(const Step& step, const Cache& cache) const;
     static void work(void* engine, int thread, int threads);
@@ -234,6 +262,7 @@ class Engine {
     const MatrixKernels* matrix_;
     const AttentionKernels* attention_;
     const VectorKernels* vector_;
+    const WatchKernels* watching_;
     std::vector<Block> buffers_;
     std::vector<Block> cosines_, sines_;  // per rotary [rows][half]
     std::vector<Scratch> scratch_;
@@ -256,6 +285,8 @@ class Engine {
     Cache* cache_ = nullptr;
     int first_ = 0, last_ = 0;
     bool prompt_ = false;
+    Watch watch_;
+    std::mutex watch_mutex_;
     Part part_ = Part::Route;
     const int32_t* slots_ = nullptr;
     bool narrowed_ = false;

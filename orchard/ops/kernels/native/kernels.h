@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "vq.h"
+
 namespace orchard {
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +140,8 @@ struct MatrixKernels {
 //   INT8: the same shapes in int8, with one scale per head and slot in k_scale, v_scale [heads][capacity]; value = scale * code,
 //         scale = max|x| / 127
 //   F32:  k [capacity / 16][width][16], v [capacity][width]                  (float32)
-enum class Codec : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
+//   VQ:   rows of codes, see vq.h
+enum class Codec : int32_t { F32 = 0, BF16 = 1, INT8 = 2, VQ = 3 };
 
 struct Store {
     Codec codec = Codec::BF16;
@@ -147,7 +150,12 @@ struct Store {
     uint8_t* v = nullptr;
     float* k_scale = nullptr;
     float* v_scale = nullptr;
+    const VqBooks* books = nullptr;  // VQ
+    float* exact = nullptr;          // VQ
 
+    // Of a slot of one head.
+    size_t k_slot_bytes() const { return books ? books->key_bytes() : capacity ? head_bytes() / capacity : 0; }
+    size_t v_slot_bytes() const { return books ? books->value_bytes() : capacity ? head_bytes() / capacity : 0; }
     size_t head_bytes() const { return (size_t)capacity * width * (codec == Codec::F32 ? 4 : codec == Codec::BF16 ? 2 : 1); }
 };
 
@@ -180,6 +188,7 @@ struct AttentionKernels {
     size_t (*many_scratch_bytes)(const Store& store, int count);
     void (*many)(const Store& store, int head, const float* q, int ldq, int count, int T, float scale, float softcap, const Visible& seen,
                  float* out, int ldo, void* scratch);
+    const VqKernels* vq;  // for stores of codes, which `part` and `many` do not read
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,18 @@ class Words {
         output.add = number() != 0;
         return output;
     }
+    std::shared_ptr<VqBooks> books(int heads, int dim) {
+        auto books = std::make_shared<VqBooks>();
+        books->heads = heads, books->dim = dim;
+        books->key_rounds = number(), books->key_words = number();
+        books->value_rounds = number(), books->value_words = number();
+        books->exact = number();
+        books->keys = pointer<float>(), books->values = pointer<float>();
+        books->key_offset = pointer<float>(), books->value_offset = pointer<float>();
+        books->key_weight = pointer<float>(), books->value_metric = pointer<float>();
+        books->prepare();
+        return books;
+    }
 
   private:
     const int64_t* at_;
@@ -78,6 +90,7 @@ Plan read_plan(const int64_t* at) {
     for (StoreSpec& store : plan.stores) {
         store.codec = (Codec)words.number();
         store.heads = words.number(), store.dim = words.number(), store.keep = words.number(), store.sinks = words.number();
+        if (store.codec == Codec::VQ) store.books = words.books(store.heads, store.dim);
     }
     plan.rotaries.resize(words.number());
     for (RotarySpec& rotary : plan.rotaries) {
@@ -86,6 +99,11 @@ Plan read_plan(const int64_t* at) {
         rotary.gain = words.real();
     }
     for (int left = words.number(); left > 0; left--) plan.steps.push_back(read_step(words));
+    for (const Step& step : plan.steps)  // keys of codes are rotated when they are read, as the layer that wrote them would have
+        if (step.kind == StepKind::Attend && step.k >= 0 && plan.stores[step.store].books && step.rotary >= 0) {
+            const RotarySpec& rotary = plan.rotaries[step.rotary];
+            plan.stores[step.store].books->rotate_by(rotary.frequencies, rotary.half, rotary.gain);
+        }
     for (const Step& step : plan.steps)
         for (const OutputRef& output : step.outputs)
             for (int cols : {output.weight.padded_cols(), output.weight.input_cols()}) plan.widest = cols > plan.widest ? cols : plan.widest;

@@ -67,20 +67,7 @@ def _calls() -> ctypes.CDLL:
         None,
         [*stretch[:-1], number, pointer],
     )
-    run: list[Any] = [
-        handle,
-        handle,
-        number,
-        number,
-        number,
-        number,
-        pointer,
-        pointer,
-        pointer,
-        number,
-        pointer,
-        pointer,
-    ]
+    run: list[Any] = [handle, handle, *[number] * 4, *[pointer] * 3, number, pointer, pointer]
     found.orchard_engine_run.restype, found.orchard_engine_run.argtypes = number, run
     found.orchard_engine_buffer.restype, found.orchard_engine_buffer.argtypes = handle, [handle, number]
     found.orchard_engine_part.restype, found.orchard_engine_part.argtypes = None, [handle, number, number, pointer]
@@ -126,6 +113,12 @@ class Program:
             raise OrchardError("the native engine could not start", hint="there is no memory or no thread to be had")
         self._process = os.getpid()
 
+    def awake(self) -> None:
+        """To be asked before the engine is: in a forked process its threads are not there, and it starts again."""
+        if self._process != os.getpid():
+            self._start()
+            self.lock = threading.Lock()
+
     def __del__(self, process: Callable[[], int] = os.getpid) -> None:  # `os` may be gone when the interpreter ends
         # In a forked child the engine's threads are not there to be joined: its memory goes with the process.
         if getattr(self, "_engine", None) and self._process == process():
@@ -150,9 +143,7 @@ class Program:
         """Steps [first, last) for rows given by three int32 arrays; scores of `wanted` rows (int32, ascending) go to the
         float32 table `scores` [wanted, vocab]. Rows of a sequence stand together, in order. `prompt`: what is computed for
         a token does not depend on how many others are in the call; slower for a few rows."""
-        if self._process != os.getpid():  # forked: threads do not come along
-            self._start()
-            self.lock = threading.Lock()
+        self.awake()
         problem = self._calls.orchard_engine_run(
             self._engine,
             stores.handle,
@@ -195,6 +186,8 @@ class Stores:
         self._program = program
         self._lengths = [length] * sequences
         self._rings = any(store.keep for store in program.plan.stores)
+        # What only the first piece of a copy has: tokens that stores of codes keep as they come.
+        self._exact = sum(spec.books.exact_bytes(spec.heads, spec.dim) for spec in program.plan.stores if spec.books)
         if length > LONGEST:
             raise UsageError(f"no memory for sequences of {length:,} tokens", hint="ask for fewer tokens (max_tokens)")
         self.handle = program._calls.orchard_cache_new(program._engine, sequences, length, CHUNK)
@@ -237,6 +230,9 @@ class Stores:
         """What `take` gives for so many tokens."""
         return int(self._program._calls.orchard_cache_bytes(self.handle, tokens))
 
+    def _piece_bytes(self, first: int, tokens: int) -> int:
+        return self.bytes(tokens) - (self._exact if first else 0)
+
     def take(self, sequence: int, tokens: int, known: Sequence[np.ndarray] = ()) -> Copied:
         """Keys and values of a sequence's first tokens, copied: what `put` of any stores of this plan takes. `known`: whole
         pieces of its beginning that were copied before, and need not be again."""
@@ -248,7 +244,7 @@ class Stores:
         pieces = list(known[: tokens // BLOCK])
         for first in range(len(pieces) * BLOCK, tokens, BLOCK):
             count = min(BLOCK, tokens - first)
-            pieces.append(np.empty(self.bytes(count), np.uint8))
+            pieces.append(np.empty(self._piece_bytes(first, count), np.uint8))
             stores = len(self._program.plan.stores)
             calls.orchard_cache_take_range(self.handle, stores, sequence, first, count, pieces[-1].ctypes.data)
         return tuple(pieces)
@@ -260,7 +256,7 @@ class Stores:
             raise ValueError(f"{tokens} of {held_tokens} held tokens do not fit stores of {length}")
         pieces = (held,) if isinstance(held, np.ndarray) else held
         counts = [held_tokens] if self._rings else [min(BLOCK, held_tokens - at) for at in range(0, held_tokens, BLOCK)]
-        sizes = [self.bytes(count) for count in counts]
+        sizes = [self._piece_bytes(number * BLOCK, count) for number, count in enumerate(counts)]
         if [piece.nbytes for piece in pieces] != sizes or any(piece.dtype != np.uint8 for piece in pieces):
             size = sum(piece.nbytes for piece in pieces)
             raise ValueError(f"{size:,} bytes are not keys and values of {held_tokens} tokens of this plan")
@@ -304,6 +300,8 @@ class _Words:
         self._numbers(len(plan.stores))
         for store in plan.stores:
             self._numbers(CODECS.index(store.codec), store.heads, store.dim, store.keep, store.sinks)
+            if store.books is not None:
+                self._numbers(*store.books.numbers(), *map(self._address, store.books.tensors))
         self._numbers(len(plan.rotaries))
         for rotary in plan.rotaries:
             self._numbers(self._address(rotary.tensor), len(plan.tensors[rotary.tensor]), _bits(rotary.gain))

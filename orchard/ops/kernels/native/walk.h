@@ -6,6 +6,9 @@ namespace orchard {
 
 constexpr size_t PANEL_BYTES = 400000;  // of weights at a time, so that they stay in the second-level cache
 
+// Rows of a run that one task attends for. A store of 8 bits is unpacked by every task: longer ones then.
+constexpr int QUERY_BLOCK = 64, LONG_QUERY_BLOCK = 128;
+
 constexpr size_t WARM_BYTES = 4096;     // of the next step's weights are asked for ahead of a barrier
 
 inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -66,6 +69,9 @@ struct Walk {
     void attend_alone(const Step& step, bool split, bool keeps);
     void attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps);
     void attend_runs(const Step& step);
+
+    // walk_watch.cpp
+    void watch(const Step& step, bool turned);
 
     // walk_experts.cpp
     void experts(const Step& step);

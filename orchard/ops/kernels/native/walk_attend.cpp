@@ -12,9 +12,6 @@
 namespace orchard {
 namespace {
 
-// Rows of a run that one task attends for. A store of 8 bits is unpacked by every task: longer ones then.
-constexpr int QUERY_BLOCK = 64, LONG_QUERY_BLOCK = 128;
-
 struct Span {
     int first, last;  // slots
 };
@@ -25,7 +22,7 @@ Span slots_of(const Store& store, const StoreSpec& spec, const Step& step, int p
     return {first, position + 1};
 }
 
-int parts_of(Span span) { return (span.last + PART - 1) / PART - span.first / PART; }
+int parts_of(Span span, int size) { return (span.last + size - 1) / size - span.first / size; }
 
 }  // namespace
 
@@ -43,12 +40,17 @@ void Walk::keep(const Step& step, int row, int head) {
     const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
     float* k = buffer(step.k) + (size_t)row * width(step.k) + head * step.dim;
     const float* v = buffer(step.v) + (size_t)row * width(step.v) + head * step.dim;
-    turn(step, k, row, step.k_norm);
-    engine.attention_->put(engine.cache_->view(step.store, sequence), head, engine.cache_->slot(step.store, sequence, position), k, v);
+    const StoreSpec& spec = engine.plan_.stores[step.store];
+    if (!spec.books) turn(step, k, row, step.k_norm);
+    else if (step.k_norm.weight) engine.vector_->norm(k, step.k_norm.weight, step.k_norm.eps, step.dim, k);  // codes are of unrotated keys
+    const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+    engine.attention_->put(look.store, look.head, engine.cache_->slot(step.store, sequence, position - look.base), k, v);
 }
 
 void Walk::attend(const Step& step) {
-    if ((engine.long_runs_ || prompt) && step.k >= 0) {
+    const bool watched = engine.watch_.best != nullptr;
+    if (watched && step.k < 0) watch(step, false);  // what it reads is there already
+    if ((watched || engine.long_runs_ || prompt) && step.k >= 0) {
         attend_runs(step);
     } else {
         attend_alone(step, rows() <= SMALL, step.k >= 0);
@@ -60,31 +62,33 @@ void Walk::attend(const Step& step) {
 void Walk::attend_alone(const Step& step, bool split, bool keeps) {
     const StoreSpec& spec = engine.plan_.stores[step.store];
     constexpr long OVERHEAD = 24;  // of a part, in slots
-    auto span_of = [&](int row) {
-        Store store = engine.cache_->view(step.store, engine.rows_.sequences[row]);
-        return slots_of(store, spec, step, engine.rows_.positions[row]);
+    const int size = part_slots(spec);
+    auto span_of = [&](int row, int head) {
+        const Cache::Look look = engine.cache_->look(step.store, engine.rows_.sequences[row], head);
+        return slots_of(look.store, spec, step, engine.rows_.positions[row] - look.base);
     };
     long total = 0, before = 0;
-    for (int row = 0; row < rows(); row++) {
-        Span span = span_of(row);
-        total += step.kv_heads * (span.last - span.first + parts_of(span) * OVERHEAD);
-    }
+    for (int row = 0; row < rows(); row++)
+        for (int head = 0; head < step.kv_heads; head++) {
+            Span span = span_of(row, head);
+            total += span.last - span.first + parts_of(span, size) * OVERHEAD;
+        }
     auto mine = [&](long work) {
         long middle = before + work / 2;
         before += work;
         return middle * threads / total == thread;
     };
     for (int row = 0; row < rows(); row++) {
-        const Span span = span_of(row);
-        const int parts = parts_of(span), base = span.first / PART;
         for (int head = 0; head < step.kv_heads; head++) {
+            const Span span = span_of(row, head);
+            const int parts = parts_of(span, size), base = span.first / size;
             if (!split) {
                 if (mine(span.last - span.first + parts * OVERHEAD)) attend_row(step, row, head, 0, parts, false, keeps);
                 continue;
             }
             int first = parts, last = 0;  // the parts of one thread follow each other
             for (int part = 0; part < parts; part++) {
-                int from = (base + part) * PART, to = from + PART;
+                int from = (base + part) * size, to = from + size;
                 from = from > span.first ? from : span.first, to = to < span.last ? to : span.last;
                 if (!mine(to - from + OVERHEAD)) continue;
                 first = part < first ? part : first, last = part + 1;
@@ -98,11 +102,14 @@ void Walk::attend_alone(const Step& step, bool split, bool keeps) {
 void Walk::attend_row(const Step& step, int row, int head, int first_part, int last_part, bool split, bool keeps) {
     const AttentionKernels& kernels = *engine.attention_;
     const StoreSpec& spec = engine.plan_.stores[step.store];
-    const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
-    const Store store = engine.cache_->view(step.store, sequence);
+    const int sequence = engine.rows_.sequences[row];
+    const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+    const Store& store = look.store;
+    const int position = engine.rows_.positions[row] - look.base;
+    const auto part_of = store.books ? kernels.vq->part : kernels.part;
     const Span span = slots_of(store, spec, step, position);
-    const int parts = parts_of(span), shared_heads = step.heads / step.kv_heads, dim = step.dim;
-    const int newest = engine.cache_->slot(step.store, sequence, position), base = span.first / PART;
+    const int size = part_slots(spec), parts = parts_of(span, size), shared_heads = step.heads / step.kv_heads, dim = step.dim;
+    const int newest = engine.cache_->slot(step.store, sequence, position), base = span.first / size;
 
     float* queries = scratch.query.as<float>();
     std::memcpy(queries, buffer(step.src) + (size_t)row * width(step.src) + (size_t)head * shared_heads * dim,
@@ -121,15 +128,15 @@ void Walk::attend_row(const Step& step, int row, int head, int first_part, int l
     }
     Visible seen{engine.cache_->positions(step.store, sequence), 0, 0, position, step.window, spec.keep, spec.sinks};
     for (int part = first_part; part < last_part; part++) {
-        int from = (base + part) * PART, to = from + PART;
+        int from = (base + part) * size, to = from + size;
         seen.first = from > span.first ? from : span.first, seen.last = to < span.last ? to : span.last;
         if (keeps && newest >= seen.first && newest < seen.last) keep(step, row, head);
         for (int i = 0; i < shared_heads; i += MAX_GROUP) {
             int count = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
             float most[MAX_GROUP], total[MAX_GROUP];
             float* out = results + ((size_t)part * shared_heads + i) * record;
-            kernels.part(store, head, queries + i * dim, dim, count, step.scale, step.bound, seen, out, record, most, total,
-                         scratch.attention.as<void>());
+            part_of(store, look.head, queries + i * dim, dim, count, step.scale, step.bound, seen, out, record, most, total,
+                    scratch.attention.as<void>());
             for (int j = 0; j < count; j++) out[j * record + dim] = most[j], out[j * record + dim + 1] = total[j];
         }
     }
@@ -164,13 +171,15 @@ void Walk::attend_runs(const Step& step) {
         for (int head = 0; head < step.kv_heads; head++) keep(step, row, head);
     // Blocks round more than single rows do, so tokens that are no prompt never go that way: several of them at once give what
     // one after another would have given.
-    const bool by_blocks = prompt && engine.attention_->many && spec.codec != Codec::F32;
+    const bool by_blocks = prompt && (spec.books || (engine.attention_->many && spec.codec != Codec::F32));
+    const auto many = spec.books ? engine.attention_->vq->many : engine.attention_->many;
     const int shared_heads = step.heads / step.kv_heads, dim = step.dim, ldq = width(step.src), ldo = width(step.to);
     if (by_blocks)
         for (int row = from(rows()); row < upto(rows()); row++)
             for (int head = 0; head < step.heads; head++) turn(step, buffer(step.src) + (size_t)row * ldq + head * dim, row, step.q_norm);
     if (thread == 0) engine.next_task_.store(0, std::memory_order_relaxed);
     barrier();
+    if (engine.watch_.best) watch(step, by_blocks);
     if (!by_blocks) {
         attend_alone(step, rows() <= SMALL, false);
         return;
@@ -189,16 +198,18 @@ void Walk::attend_runs(const Step& step) {
         if (run == end) return;
         const int head = task % step.kv_heads, offset = task / step.kv_heads * block;
         const int row = run->first + offset, count = run->count - offset < block ? run->count - offset : block;
-        const int sequence = engine.rows_.sequences[row], position = engine.rows_.positions[row];
-        const Store store = engine.cache_->view(step.store, sequence);
+        const int sequence = engine.rows_.sequences[row];
+        const Cache::Look look = engine.cache_->look(step.store, sequence, head);
+        const Store& store = look.store;
+        const int position = engine.rows_.positions[row] - look.base;
         Span span = slots_of(store, spec, step, position);
         Span last = slots_of(store, spec, step, position + count - 1);
         Visible seen{engine.cache_->positions(step.store, sequence), span.first, last.last, position, step.window, spec.keep, spec.sinks};
         for (int i = 0; i < shared_heads; i += MAX_GROUP) {
             int group = shared_heads - i < MAX_GROUP ? shared_heads - i : MAX_GROUP;
             size_t at = ((size_t)head * shared_heads + i) * dim;
-            engine.attention_->many(store, head, buffer(step.src) + (size_t)row * ldq + at, ldq, group, count, step.scale, step.bound,
-                                    seen, buffer(step.to) + (size_t)row * ldo + at, ldo, scratch.attention.as<void>());
+            many(store, look.head, buffer(step.src) + (size_t)row * ldq + at, ldq, group, count, step.scale, step.bound, seen,
+                 buffer(step.to) + (size_t)row * ldo + at, ldo, scratch.attention.as<void>());
         }
     }
 }

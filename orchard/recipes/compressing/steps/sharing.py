@@ -33,6 +33,32 @@ def kv8() -> Step:
 
 
 @step
+def kv_int4(file: str | None = None, sinks: int = 4) -> Step:
+    """Keep keys and values in four bits.
+
+    file: what key channels need, found on text unless it is there already; none: keys are rounded as they come
+    sinks: the first so many tokens stay as they are
+    """
+    from orchard.transforms.kv4 import KV4
+
+    return Step(KV4(file=file, sinks=sinks), sees=file is not None, costs=(1.0, 1.03))
+
+
+@step
+def kv_commvq(file: str, bits: int = 2, sinks: int = 4, tokens: int = 8192) -> Step:
+    """Keep keys and values in one or two bits, by codebooks in a file beside the model (arXiv 2506.18879).
+
+    file: the codebooks, fitted on text unless they are there already
+    bits: 2 or 1
+    sinks: the first so many tokens stay as they are
+    tokens: so many are fitted to
+    """
+    from orchard.transforms.fit_codebooks import FitCodebooks
+
+    return Step(FitCodebooks(file=file, bits=bits, sinks=sinks, tokens=tokens), costs=(1.0, 1.1))
+
+
+@step
 def heal(tokens: int | None = None, share: float = 0.5, lr: float = 3e-4, states: float = 0.0) -> Step:
     """Train all weights, still in full precision, to say what the original says.
 

@@ -1,0 +1,7 @@
+#define WIDTH 4
+#define TILE 4
+#include "watch_template.h"
+
+namespace orchard {
+const WatchKernels* watch_portable() { return &TABLE; }
+}  // namespace orchard
