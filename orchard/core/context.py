@@ -116,6 +116,12 @@ class Context:
         self.views[layer] = view
         return view
 
+    def lent(self, layer: int, draw: Callable[[], int | None]) -> KVView | None:
+        """What another layer left that this one reads in this step, or None. It is drawn once: a block that is computed again
+        in the backward pass reads what it read before."""
+        source = self.once(("lent", layer), draw)
+        return None if source is None else self.views[source]
+
     @property
     def places(self) -> Tensor:
         """`positions` as [B, 1, T]: the same tensor object through the whole step, so tables made from it are shared."""

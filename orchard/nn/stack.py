@@ -205,27 +205,34 @@ def _check_owners(layers: Sequence[Layer]) -> None:
     """A borrowed store must belong to an earlier layer that has one, with the same heads."""
     mixers = [mixer for layer in layers for mixer in layer.mixers()]
     if len(mixers) > len(layers) and any(
-        getattr(getattr(one, "store", None), "owner", None) is not None for one in mixers
+        getattr(getattr(one, "store", None), "owner", None) is not None or getattr(one, "borrow", None) is not None
+        for one in mixers
     ):
         raise UnsupportedPair(
             "a layer reads another layer's keys and values, in a model with tracks",
             hint="let every layer keep its own (store.owner=None), or build the model without tracks",
         )
     for layer, mixer in enumerate(mixers):
-        if not isinstance(mixer, Attention.Config) or mixer.store.owner is None:
+        if not isinstance(mixer, Attention.Config):
             continue
-        owner = mixer.store.owner
-        if not 0 <= owner < layer:
-            raise ConfigError(f"layer {layer} cannot read the store of layer {owner}", hint="name an earlier layer")
-        other = mixers[owner]
-        if not isinstance(other, Attention.Config) or other.store.owner is not None:
-            raise UnsupportedPair(f"layer {layer} reads layer {owner}, which keeps no store", hint="name its owner")
-        if (other.kv_heads, other.head_dim) != (mixer.kv_heads, mixer.head_dim):
-            raise UnsupportedPair(f"layers {layer} and {owner} have different key/value heads", hint="make them equal")
-        if other.rotary != mixer.rotary:
-            raise UnsupportedPair(f"layers {layer} and {owner} have different rotary positions", hint="make them equal")
-        if isinstance(mixer, RAttention.Config) and not (type(other) is type(mixer) and other.window == mixer.window):
-            raise UnsupportedPair(
-                f"layer {layer} reads the sum of what left its window, and layer {owner} keeps no such sum",
-                hint="let RATTENTION read a layer of RATTENTION with the same window",
-            )
+        reads = [] if mixer.store.owner is None else [mixer.store.owner]
+        for owner in (*reads, *(mixer.borrow.layers if mixer.borrow is not None else ())):
+            _check_owner(mixers, layer, owner)
+
+
+def _check_owner(mixers: Sequence[Any], layer: int, owner: int) -> None:
+    mixer = mixers[layer]
+    if not 0 <= owner < layer:
+        raise ConfigError(f"layer {layer} cannot read the store of layer {owner}", hint="name an earlier layer")
+    other = mixers[owner]
+    if not isinstance(other, Attention.Config) or other.store.owner is not None:
+        raise UnsupportedPair(f"layer {layer} reads layer {owner}, which keeps no store", hint="name its owner")
+    if (other.kv_heads, other.head_dim) != (mixer.kv_heads, mixer.head_dim):
+        raise UnsupportedPair(f"layers {layer} and {owner} have different key/value heads", hint="make them equal")
+    if other.rotary != mixer.rotary:
+        raise UnsupportedPair(f"layers {layer} and {owner} have different rotary positions", hint="make them equal")
+    if isinstance(mixer, RAttention.Config) and not (type(other) is type(mixer) and other.window == mixer.window):
+        raise UnsupportedPair(
+            f"layer {layer} reads the sum of what left its window, and layer {owner} keeps no such sum",
+            hint="let RATTENTION read a layer of RATTENTION with the same window",
+        )

@@ -16,11 +16,13 @@ import torch
 
 from orchard.core.errors import ConfigError
 from orchard.models.language.decoder import Decoder
+from orchard.nn.attention import Attention
 from orchard.nn.tensors import fill, tensor_names
 from orchard.recipes.begin import Begun
 from orchard.recipes.shapes import words_of
 from orchard.session.build import Built
 from orchard.session.save import save_built
+from orchard.transforms.route_kv import settled
 from orchard.weights.adapters import Side, write_adapter
 from orchard.weights.compressed_file import ENDING
 from orchard.weights.export import describing
@@ -36,9 +38,8 @@ def result_of(cfg: Run.Config, folder: Path, begun: Begun) -> Path:
     """Where the result goes."""
     if cfg.adapter is not None:
         return folder / ADAPTER
-    changed = (
-        bool(cfg.after) and begun.family is not None and describing(begun.family, begun.hf_config, begun.model) is None
-    )
+    own = bool(cfg.after) or _shares(begun.model.config)  # what no folder may describe
+    changed = own and begun.family is not None and describing(begun.family, begun.hf_config, begun.model) is None
     return folder / (MODEL + ENDING if changed else MODEL)
 
 
@@ -47,7 +48,7 @@ def describe(begun: Begun) -> str:
     if begun.family is not None:
         return ""
     try:
-        begun.family, begun.hf_config = words_of(begun.model.config)
+        begun.family, begun.hf_config = words_of(_each_its_own(begun.model.config))
     except ConfigError as error:
         return error.message
     begun.hf_config |= {"bos_token_id": begun.tokenizer.bos_id, "eos_token_id": begun.tokenizer.eos_id}
@@ -57,7 +58,7 @@ def describe(begun: Begun) -> str:
 def write_model(begun: Begun, weights: Path, target: Path) -> None:
     """The whole model, from a file of all its weights."""
     with torch.device("meta"):
-        model: Decoder = begun.model.config.build()
+        model: Decoder = settled(begun.model.config).build()
     with SafetensorsFile.open(weights) as file:
         for ours, (module, attribute) in tensor_names(model).items():
             fill(module, attribute, ours, file.read(ours), torch.float32, "cpu")
@@ -78,6 +79,23 @@ def write_sides(cfg: Run.Config, begun: Begun, weights: Path, target: Path) -> N
         rslora=cfg.adapter.method == "rslora",
         more=more,
         magnitudes=sizes or None,
+    )
+
+
+def _shares(tree: Decoder.Config) -> bool:
+    return any(mixer.store.owner is not None for _, mixer in tree.find(Attention))
+
+
+def _each_its_own(tree: Decoder.Config) -> Decoder.Config:
+    """The tree in which every layer keeps keys and values: families have no words for others. The file `model.orchard` says which
+    do, beside the words for all the rest."""
+    if not _shares(tree):
+        return tree
+    whole = next(mixer for _, mixer in tree.find(Attention) if mixer.store.owner is None)
+    own = {"k": whole.k, "v": whole.v, "k_norm": whole.k_norm}
+    return tree.rewrite(
+        Attention,
+        lambda node: node if node.store.owner is None else node.clone(store=node.store.clone(owner=None), **own),
     )
 
 

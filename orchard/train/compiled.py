@@ -25,6 +25,8 @@ from orchard.core.context import Context, KVView, Rotate
 
 MOST = 64
 """Compilations of one kind of block."""
+LENT = -1
+"""Under this number a block finds keys and values that it borrows for one step."""
 _models = count(1)
 Result = tuple[Tensor, "KVView | None", dict[str, list[Tensor]]]
 
@@ -89,6 +91,10 @@ class _Apart(Context):
     def append(self, layer: int, k: Tensor, v: Tensor, rotate: Rotate | None = None) -> KVView:
         return super().append(0, k, v, rotate)
 
+    def lent(self, layer: int, draw: Callable[[], int | None]) -> KVView | None:
+        """What was drawn outside: inside, a number by chance would be another graph."""
+        return self.views.get(LENT)
+
 
 def _alone(kind: type) -> Callable[..., Result]:
     """The forward pass of a class of blocks as a function of tensors."""
@@ -104,10 +110,11 @@ def _alone(kind: type) -> Callable[..., Result]:
         lent: KVView | None,
     ) -> Result:
         context = _Apart(positions=positions, documents=documents, causal=causal, labels=labels)
+        owner = _owner(self)
         if lent is not None:
-            context.views[_owner(self)] = lent  # type: ignore[index]
+            context.views[LENT if owner is None else owner] = lent
         y = plain(self, x, context)
-        return y, None if lent is not None else context.views.get(0), context.collected
+        return y, None if owner is not None else context.views.get(0), context.collected
 
     # Torch counts compilations by code, and gives up after a few. Each model has its own count, so that a teacher's and those of
     # the step before take nothing away from a student's.
@@ -122,8 +129,7 @@ def _forward(self: Any, x: Tensor, context: Context) -> Tensor:
     if not slot.proven:
         _prepare(self, x.device)
     try:
-        owner = _owner(self)
-        lent = None if owner is None else context.views[owner]
+        lent = _lent(self, context)
         step = (context.positions, context.documents, context.causal, context.labels)
         y, view, collected = slot.call(self, x, *step, lent)
     except torch.OutOfMemoryError:
@@ -173,6 +179,16 @@ def _owner(layer: Any) -> int | None:
     store = getattr(getattr(getattr(layer, "mixer", None), "config", None), "store", None)
     owner: int | None = getattr(store, "owner", None)
     return owner
+
+
+def _lent(layer: Any, context: Context) -> KVView | None:
+    """The keys and values that a block reads in this step, where they are not its own."""
+    owner = _owner(layer)
+    if owner is not None:
+        return context.views[owner]
+    mixer: Any = getattr(layer, "mixer", None)
+    found: KVView | None = mixer.lent(context) if hasattr(mixer, "lent") else None
+    return found
 
 
 def _reason(error: BaseException) -> str:

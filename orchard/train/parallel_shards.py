@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from orchard.core.blocks import layers_of
+from orchard.core.context import Context
 
 
 def shard(model: nn.Module, over: DeviceMesh, policy: MixedPrecisionPolicy, *, keep: bool) -> None:
@@ -25,6 +26,7 @@ def shard(model: nn.Module, over: DeviceMesh, policy: MixedPrecisionPolicy, *, k
         if next(layer.parameters(), None) is None:
             continue  # it is on another stage of a pipeline
         fully_shard(layer, mesh=over, mp_policy=policy, reshard_after_forward=not keep)
+        _hide_context(layer)
     fully_shard(model, mesh=over, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -40,6 +42,35 @@ def shard(model: nn.Module, over: DeviceMesh, policy: MixedPrecisionPolicy, *, k
     own.hidden = whole.only_for(own.hidden)
     if hasattr(model, "scores"):
         own.scores = whole.only_for(own.scores, gather=True)
+
+
+class _Hidden:
+    """A context that torch does not look into."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+
+def _hide_context(layer: nn.Module) -> None:
+    """Torch looks for tensors with gradients in what a layer is called with, dataclasses too, and gives it copies of those that
+    hold any. What a layer leaves for others in its context (keys and values, collected losses) would be lost with the copy."""
+
+    def hide(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(_hidden, args)), {name: _hidden(one) for name, one in kwargs.items()}
+
+    def show(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(_shown, args)), {name: _shown(one) for name, one in kwargs.items()}
+
+    layer.register_forward_pre_hook(hide, prepend=True, with_kwargs=True)  # before torch's own, and after it
+    layer.register_forward_pre_hook(show, with_kwargs=True)
+
+
+def _hidden(value: Any) -> Any:
+    return _Hidden(value) if isinstance(value, Context) else value
+
+
+def _shown(value: Any) -> Any:
+    return value.context if isinstance(value, _Hidden) else value
 
 
 def exchange(model: nn.Module, on: bool) -> None:

@@ -146,8 +146,11 @@ def _owners(layers: Sequence[nn.Module]) -> dict[int, tuple[int, int]]:
     """Layers before which there can be no cut, each with a layer that reads keys of an earlier one, and that one."""
     found: dict[int, tuple[int, int]] = {}
     for number, layer in enumerate(layers):
-        store = getattr(getattr(getattr(layer, "mixer", None), "config", None), "store", None)
-        owner = getattr(store, "owner", None)
+        mixer = getattr(getattr(layer, "mixer", None), "config", None)
+        owner = getattr(getattr(mixer, "store", None), "owner", None)
+        borrow = getattr(mixer, "borrow", None)
+        if borrow is not None:
+            owner = min(borrow.layers)
         if owner is not None:
             for between in range(owner + 1, number + 1):
                 found.setdefault(between, (number, owner))

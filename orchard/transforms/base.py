@@ -39,6 +39,8 @@ class Transform(ABC):
     """Whether `apply` needs texts."""
     learns: ClassVar[bool] = False
     """Whether the model is to be trained between `apply` and `finish`."""
+    same: ClassVar[bool] = False
+    """Whether the finished model is made of the same parts, and only what it learnt is different."""
 
     @abstractmethod
     def __call__(self, tree: Any) -> Any:

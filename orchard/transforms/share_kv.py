@@ -22,6 +22,7 @@ from orchard.core.batch import Batch
 from orchard.core.errors import ConfigError, UnsupportedPair
 from orchard.nn.attention.attention import Attention
 from orchard.transforms.base import Tell, Transform, silent
+from orchard.transforms.owners import attentions, sees
 from orchard.transforms.reformat import learning_like
 from orchard.transforms.share_kv_fit import fit_readers, refine
 
@@ -68,18 +69,7 @@ class ShareKV(Transform):
         tree = tree.complete()
         blocks: list[Any] = tree.stack.layers
         own = len(blocks) - self.count(len(blocks))
-        for layer, block in enumerate(blocks):
-            if block.mixer is None:
-                raise UnsupportedPair(
-                    f"layer {layer} is made of tracks, each of which keeps keys and values of its own",
-                    hint="share keys and values only in models without tracks",
-                )
-            if not isinstance(block.mixer, Attention.Config):
-                what = block.mixer.builds.__name__
-                raise UnsupportedPair(
-                    f"layer {layer} mixes tokens by {what}, not by attention: it has no keys and values to share",
-                    hint="share keys and values only in models whose layers are all attention",
-                )
+        attentions(tree)
         for layer in range(own, len(blocks)):
             blocks[layer].mixer.store.owner = _owner(blocks, layer, own)
         return tree.complete()
@@ -109,9 +99,8 @@ def _owner(blocks: list[Any], layer: int, own: int) -> int:
     keeping = [at for at in range(own) if blocks[at].mixer.store.owner is None]
     alike = [at for at in keeping if blocks[at].mixer.window == mine.window]
     if not alike:
-        sees = "everything" if mine.window is None else f"{mine.window} tokens back"
         raise UnsupportedPair(
-            f"layer {layer} sees {sees}, and none of the first {own} layers that keep keys and values does",
+            f"layer {layer} sees {sees(mine)}, and none of the first {own} layers that keep keys and values does",
             hint="share fewer layers, so that one of each window keeps its own",
         )
     found = alike[-1]

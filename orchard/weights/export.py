@@ -167,7 +167,7 @@ def shape_only(tree: Decoder.Config) -> Decoder.Config:
     for kind in (Linear, GroupedLinear, Embedding):
         if tree.find(kind):
             tree = tree.rewrite(kind, lambda node: node.clone(format=Plain.Config()))
-    return tree.rewrite(Attention, lambda node: node.clone(store=type(node.store)(owner=node.store.owner)))
+    return tree.rewrite(Attention, lambda node: node.clone(store=type(node.store)(owner=node.store.owner), borrow=None))
 
 
 def without_stretch(tree: Decoder.Config) -> Decoder.Config:

@@ -30,6 +30,7 @@ from orchard.train.parallel_sums import total
 from orchard.train.recompute import Recompute, recompute
 from orchard.train.world import World, world
 from orchard.transforms.lora import Lora, freeze_base
+from orchard.transforms.route_kv import RouteKV
 
 VOCAB, ROWS, LENGTH = 48, 4, 12
 STEPS = 20
@@ -198,6 +199,8 @@ def checks(here: World) -> dict[str, Any]:
         "sharded": sharded,
         "closed": closed,
         "twice": _twice(model, plain, batch),
+        "lent": _lent(mesh, here, batch.ids),
+        "left": _left(mesh, batch.ids),
     }
 
 
@@ -213,6 +216,31 @@ def _twice(model: Any, plain: Any, batch: Batch) -> float:
         slopes.append({name: _whole(p.grad).clone() for name, p in each.named_parameters()})
     largest = max(float(slope.abs().max()) for slope in slopes[0].values())
     return max(float((slopes[1][name] - 2 * slopes[0][name]).abs().max()) for name in slopes[0]) / largest
+
+
+def _lent(mesh: Mesh, here: World, ids: torch.Tensor) -> float:
+    """Layers that read other layers' keys and values, other ones on each process: gradients are still sums over both."""
+    slopes: dict[str, torch.Tensor] = {}
+    for rank in range(2):
+        alone = RouteKV(0.6).apply(build(layers=4)).train()
+        torch.manual_seed(50 + rank)
+        alone(ids[rank : rank + 1]).square().sum().backward()
+        for name, parameter in alone.named_parameters():
+            slopes[name] = slopes.get(name, torch.zeros(())) + parameter.grad  # type: ignore[operator]
+    spread_out = spread(RouteKV(0.6).apply(build(layers=4)).train(), mesh)
+    torch.manual_seed(50 + here.rank)
+    spread_out(ids[here.rank : here.rank + 1]).square().sum().backward()
+    largest = max(float(slope.abs().max()) for slope in slopes.values())
+    found = [float((_whole(p.grad) - slopes[name]).abs().max()) for name, p in spread_out.named_parameters()]
+    return max(found) / largest
+
+
+def _left(mesh: Mesh, ids: torch.Tensor) -> list[int]:
+    """How many balance losses, and keys of how many layers, the layers of a mixture leave for whoever runs it."""
+    context, model = Context.whole(ids), spread(build("moe").train(), mesh)
+    model.hidden(ids, context)  # type: ignore[operator]
+    put_back(model)
+    return [len(context.collected["moe.balance"]), len(context.views)]
 
 
 def main(asked: list[list[Any]]) -> None:

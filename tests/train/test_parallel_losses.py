@@ -74,6 +74,7 @@ def test_spread_models_are_also_read_and_called_and_computed_in_bfloat16() -> No
     assert found["away"] < 1e-5
     assert found["closed"]  # after a pass without gradients, parameters are the shards that are trained
     assert found["twice"] < 1e-5
+    assert found["lent"] < 1e-5 and found["left"] == [2, 2]
     assert found["forward"] < 1e-5  # two processes read the same batch: gradients are sums, so twice those of one
     assert found["exchanged"] < 1e-5  # exchanging once a step or after each micro-batch is the same sum
     assert "norm.weight" in found["refused"] and "different weights" in found["refused"]

@@ -15,6 +15,7 @@ from orchard.cache.store import Store
 from orchard.core.config import REQUIRED, BaseConfig, Configurable, config
 from orchard.core.context import Context, KVView
 from orchard.core.errors import ConfigError, UnsupportedPair
+from orchard.nn.attention.borrow import Borrow, in_place_of
 from orchard.nn.attention.rotary import Rotary
 from orchard.nn.formats.base import NotLowered
 from orchard.nn.linear import Linear
@@ -52,6 +53,8 @@ class Attention(Configurable, nn.Module):
         clip: float | None = None
         """Bound on the magnitude of projected queries, keys and values (OLMoE)."""
         store: Store.Config = field(default_factory=Store.Config)
+        borrow: Borrow.Config | None = None
+        """Earlier layers that are read by chance while the model learns; None: none is."""
 
         def wire(self) -> None:
             if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -61,7 +64,7 @@ class Attention(Configurable, nn.Module):
             if self.norm_over not in ("head", "all"):
                 raise ConfigError(f"norm_over cannot be {self.norm_over!r}", hint="use 'head' or 'all'")
             if self.store.owner is not None:
-                self.k = self.v = self.k_norm = None
+                self.k = self.v = self.k_norm = self.borrow = None
             elif self.k is None or self.v is None:
                 raise ConfigError(
                     "attention without keys or values of its own", hint="name the layer to read: store.owner"
@@ -90,6 +93,7 @@ class Attention(Configurable, nn.Module):
         self.q_norm: RMSNorm | None = cfg.q_norm.build() if cfg.q_norm is not None else None
         self.k_norm: RMSNorm | None = cfg.k_norm.build() if cfg.k_norm is not None else None
         self.rotary: Rotary | None = cfg.rotary.build() if cfg.rotary is not None else None
+        self.borrow: Borrow | None = cfg.borrow.build() if cfg.borrow is not None else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q = self._heads(self.q(x), self.q_norm, self.config.heads)
@@ -123,7 +127,14 @@ class Attention(Configurable, nn.Module):
         v = self._heads(self.v(x), None, self.config.kv_heads)
         rotary = self.rotary
         rotate = None if rotary is None else lambda keys, positions: rotary(keys, positions, context)
-        return context.append(self.config.layer, k, v, rotate)
+        own, lent = context.append(self.config.layer, k, v, rotate), self.lent(context)
+        return own if lent is None else in_place_of(own, lent)
+
+    def lent(self, context: Context) -> KVView | None:
+        """Another layer's keys and values that are read in this step instead of its own: only while the model learns."""
+        if self.borrow is None or not self.training or context.cache is not None:
+            return None
+        return context.lent(self.config.layer, self.borrow.draw)
 
     def _heads(self, x: Tensor, norm: RMSNorm | None, heads: int) -> Tensor:
         """[B, T, heads · D] → [B, heads, T, D], clipped and normalised on the way."""

@@ -111,7 +111,7 @@ def expected(plan: Plan, scale: Scale, tokens: int) -> tuple[list[Expected], lis
             sizes = scale(least), scale(most)
         except (ConfigError, UsageError) as error:
             raise BadPlan(f"{place}: {error.message}", hint=error.hint) from error
-        if step.transform is not None and least == before:
+        if step.transform is not None and not step.transform.same and least == before:
             raise BadPlan(f"{place} changes nothing here", hint="leave it out")
         notes += [f"{place}: {note}" for note in _fallbacks(step, before)]
         guess = step.guess(guess)

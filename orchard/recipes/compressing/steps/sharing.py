@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchard.core.errors import UsageError
 from orchard.recipes.compressing.step import Lessons, Step
 from orchard.recipes.compressing.steps import step
@@ -22,6 +24,38 @@ def share_kv(last: int | None = None, share: float | None = None, refine: int = 
     count = {"last": last} if last is not None else {"share": 0.375 if share is None else share}
     made = ShareKV(**count, refine=refine)
     return Step(made, sees=True, costs=(1.1, 2.0))
+
+
+@step
+def route_kv(p_borrow: float = 0.6, tokens: int | None = None, share: float = 0.5, lr: float = 3e-4) -> Step:
+    """Train all weights while layers read earlier layers' keys and values by chance: `retain` then costs little. Before it.
+
+    p_borrow: how likely each layer does, in each pass
+    tokens: so many; unless given, a share of the plan's
+    share: of the plan's tokens, beside the shares of other steps
+    lr: the highest learning rate
+    """
+    from orchard.transforms.route_kv import RouteKV
+
+    return Step(RouteKV(p_borrow), lessons=Lessons(share=share, tokens=tokens, lr=lr), costs=(1.0, 1.1))
+
+
+@step
+def retain(
+    layers: Sequence[int] | None = None, every: int | None = None, share: float | None = None, fit: bool = True
+) -> Step:
+    """Keep the keys and values of some layers; the others read the last of them before. Wants `route-kv` before, or `heal` next.
+
+    layers: their numbers, from 0
+    every: of so many layers the first; 2 unless something else is given
+    share: of all layers, evenly spread
+    fit: fit what the others add to what they read now
+    """
+    from orchard.transforms.retain import Retain
+
+    numbers = None if layers is None else tuple(int(layer) for layer in layers)
+    made = Retain(numbers, 2 if numbers is None and every is None and share is None else every, share, fit)
+    return Step(made, sees=fit, costs=(1.02, 3.0))
 
 
 @step
