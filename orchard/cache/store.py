@@ -116,7 +116,7 @@ class Store(Configurable):
                 raw, rest = seen["k"], self.residue.sum
                 if placement.with_new:  # what leaves is still shown
                     rest, gone = rest.clone(), (raw, seen["v"])
-                if gone is not None:
+                if gone is not None and placement.writes:
                     self.residue.add(*gone, placement.left)
             if rotate is not None and self.turns_late:
                 seen["k"] = rotate(seen["k"], placement.positions)

@@ -51,7 +51,7 @@ class Size:
     window: int = 4
     length: int = 64
     rows: int = 16
-    steps: int = 500
+    steps: int = 650
     rate: float = 2e-2
     letters: int = 6
     hops: int = 2
