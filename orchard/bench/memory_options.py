@@ -24,8 +24,8 @@ class Options:
     owners: tuple[str, ...] = (OWN,)
     tasks: tuple[str, ...] = (RECALL,)
     tokens: int = 2048
-    talks: int = 4
-    questions: int = 16
+    talks: int = 2
+    questions: int = 24
     block: int | None = None
     sinks: int = 4
     episodes: int = 4

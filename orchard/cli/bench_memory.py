@@ -35,8 +35,8 @@ def memory(
         str | None, typer.Option(metavar="A,B", help="recall, locomo:PATH, realtalk:PATH. Default: recall.")
     ] = None,
     tokens: Annotated[int, typer.Option(metavar="N", min=64, help="Tokens of a conversation.")] = 2048,
-    talks: Annotated[int, typer.Option(metavar="N", min=1, help="Conversations of each task.")] = 4,
-    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions about each.")] = 16,
+    talks: Annotated[int, typer.Option(metavar="N", min=1, help="Conversations of each task.")] = 2,
+    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions about each.")] = 24,
     block: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens read before some must go: as many as the budget.")
     ] = None,
