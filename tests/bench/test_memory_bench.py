@@ -200,7 +200,7 @@ def test_fitted_codecs_belong_to_their_model(folder: str, tmp_path: Path) -> Non
     books = random_books(mixer.kv_heads, FitCodebooks(file="").rounds_of(mixer.head_dim), words=16, dim=mixer.head_dim)
     for name, whose in (("mine", fingerprint(decoder)), ("another's", "another")):
         write_books(files[name], dict.fromkeys(range(len(layers)), books), model=whose)
-    some = Options(model=folder, policies=("recent", "episodic"), budgets=("64",), **SMALL)
+    some = Options(model=folder, policies=("recent",), budgets=("64",), **SMALL)
     mine = f"kv-commvq:file={files['mine']}"
     report = Bench(replace(some, codecs=("own", "int4", mine))).run()
     size = [report[f"recent 64{way} bytes"] for way in (f" {mine}", " int4", "")]
