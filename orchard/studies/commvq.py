@@ -81,7 +81,7 @@ def run(scale: str, seed: int) -> Outcome:
     price, rank = (float(values[name].value) for name in ("over_free", "effective_rank"))  # type: ignore[union-attr]
     if price > 1.5:
         reasons["price"] = (
-            f"keys of this model use {rank:.1f} of {HEAD} directions, so 256 free codewords a round nearly list them all; both lose "
+            f"keys of this model use {rank:.1f} of {HEAD} directions, so 256 free codewords a round nearly list them; both lose "
             "little (see the series)"
         )
     return Outcome(
