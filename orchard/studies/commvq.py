@@ -78,6 +78,12 @@ def run(scale: str, seed: int) -> Outcome:
             reasons = dict.fromkeys(("smol-loss", "smol-bytes"), "the model is not here: `orchard pull smollm2`")
     else:
         reasons = dict.fromkeys(("smol-loss", "smol-bytes"), "measured at scale full")
+    price, rank = (float(values[name].value) for name in ("over_free", "effective_rank"))  # type: ignore[union-attr]
+    if price > 1.5:
+        reasons["price"] = (
+            f"keys of this model use {rank:.1f} of {HEAD} directions, so 256 free codewords a round nearly list them; both lose "
+            "little (see the series)"
+        )
     return Outcome(
         values=values,
         series={"layer, code, error of keys as a share of their variance": by_layer},
