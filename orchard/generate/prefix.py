@@ -44,7 +44,8 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        return self._tree.nbytes
+        with self._lock:  # whoever adds may be above the limit until something else has gone
+            return self._tree.nbytes
 
     def __len__(self) -> int:
         """Pieces: a block of GRAIN tokens is one, and so is what can only be used whole."""

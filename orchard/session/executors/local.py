@@ -121,7 +121,7 @@ class _Reply:
 
     def __init__(self, model: Model, format: ToolFormat, turn: Turn, cancel: threading.Event) -> None:
         self.engine = model.engine
-        self.aside = model.aside or model.engine
+        self.aside = getattr(model, "aside", None) or model.engine
         self.tokenizer = model.tokenizer
         self.context = model.context
         self.format = format
