@@ -48,10 +48,10 @@ test: .venv/.dev .venv/.native ## run the tests, with the network blocked
 		echo "make test: run '$(BIN)/orchard pull $(MODEL)' where there is a network, then try again." >&2; \
 		exit 1; }
 	@$(GET_VECTORS)
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m 'not network and not long' $(ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not network and not long' $(ARGS)
 
 long: .venv/.dev .venv/.native ## run the tests that make test leaves out because they take long
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS)
 
 check: .venv/.dev ## lint, format, types, import arrows, file sizes, generated pages
 	@$(BIN)/python -m ruff check .

@@ -112,6 +112,7 @@ def test_a_model_or_data_that_is_not_there(base: Path, tmp_path: Path, capsys: A
     assert "none.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_ctrl_c_then_the_same_command(base: Path, tmp_path: Path, capsys: Any) -> None:
     """In a process of its own, stopped once it has learnt a little."""
     program = (

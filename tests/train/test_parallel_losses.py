@@ -29,6 +29,7 @@ def check(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
     assert found["weights"] == pytest.approx(expected["weights"], rel=CLOSE), what
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_twenty_steps_have_the_losses_of_one_process() -> None:
     cases = ["sharded", "kept whole", "tensor"]

@@ -109,6 +109,7 @@ def test_checkpoints_go_from_one_process_to_two_stages_and_back(tmp_path: Path) 
         assert back.result()["weights"] == pytest.approx(two["weights"], rel=CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.loopback
 def test_what_goes_wrong_on_one_stage_is_known_on_the_other() -> None:
     """Gradients that are not finite, and then a stage that is killed."""

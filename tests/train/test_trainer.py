@@ -88,7 +88,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
         while process.poll() is None and not (run.is_dir() and any(run.iterdir())) and time.monotonic() - begun < 60:
             time.sleep(0.01)
         try:
-            process.wait(dice.uniform(0, 0.6) if killed < 2 else 120)
+            process.wait(dice.uniform(0, 0.6) if killed < 1 else 120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
