@@ -78,7 +78,7 @@ def run(scale: str, seed: int) -> Outcome:
             reasons = dict.fromkeys(("smol-loss", "smol-bytes"), "the model is not here: `orchard pull smollm2`")
     else:
         reasons = dict.fromkeys(("smol-loss", "smol-bytes"), "measured at scale full")
-    price, rank = (float(values[name].value) for name in ("over_free", "effective_rank"))  # type: ignore[union-attr]
+    price, rank = (float(values[name].value) for name in ("over_free", "effective_rank"))  # type: ignore[union-attr, arg-type]
     if price > 1.5:
         reasons["price"] = (
             f"keys of this model use {rank:.1f} of {HEAD} directions, so 256 free codewords a round nearly list them; both lose "
