@@ -10,8 +10,8 @@ A rotation multiplies each pair by a unit complex number, so it may be done to c
 The n codewords stand for n² because their multiples by i come for free. Encoding is greedy, two indices at a time (A and B of
 a key's round, two rounds of a value), nearest in a metric that says which errors matter: a weight for each pair of a key (it
 commutes too), any positive matrix for a value. With a `beam` the best few beginnings are gone on with instead of the best alone:
-what codes mean is the same, and less is lost (a fifth less with 8, on keys and values of SmolLM2). The prescale is one float16 a
-token and head, found by least squares after the codes.
+what codes mean is the same, and less is lost. The prescale is one float16 a token and head, found by least squares after the
+codes.
 
 Shapes: B sequences, H key/value heads, T tokens, D head width, P = D/2 pairs, R rounds.
 """

@@ -5,8 +5,8 @@ harder as a temperature falls, then hard as encoding will have it; codewords are
 b = i·a: with z = e_A + i·e_B for each vector, (Σ zᴴz) c = Σ zᴴx for the n complex vectors c, where Σ zᴴz has only the masses of
 A, of B and of pairs in it. For values a and b are free, and both are solved for together.
 
-To solve for the codewords of all rounds together afterwards, given their codes, was tried and won nothing: codes that are chosen
-round by round want rounds that were found one after another.
+To solve for the codewords of all rounds together afterwards, given their codes, was tried on one head of SmolLM2 and won next to
+nothing: codes that are chosen round by round want rounds that were found one after another.
 
 Shapes: H heads (fitted side by side), N vectors, D channels, P = D/2 pairs, n codewords.
 """
